@@ -111,10 +111,10 @@ module TorchDDP
 
       # Numbers that every ring still holds, as far as all have come.
       def common_numbers
-        ranges = @views.map { |view| view.collectives.map(&:number) }
-        return [] if ranges.any?(&:empty?)
+        numbers = @views.map { |view| view.collectives.map(&:number) }
+        return [] if numbers.any?(&:empty?)
 
-        (ranges.map(&:min).max..ranges.map(&:max).min)
+        numbers.flatten.uniq.select { |number| number.between?(numbers.map(&:min).max, numbers.map(&:max).min) }.sort
       end
 
       def at(number)

@@ -51,6 +51,23 @@ module TorchDDP
         def last_started = status.fetch("last_started_collective", -1)
       end
 
+      # Ranks of a group at most: all of them are counted.
+      RANKS = 1 << 20
+      # What fields are; those that are not named here are shown or compared as they are.
+      SIZES = ->(value) { value.nil? || (value.is_a?(Array) && value.flatten.all?(Integer)) }
+      NUMBER = 0..(2**63)
+      MAYBE_NUMBER = ->(value) { value.nil? || value.is_a?(Integer) }
+      MAYBE_LIST = ->(value) { value.nil? || value.is_a?(Array) }
+      MAYBE_TEXT = ->(value) { value.nil? || value.is_a?(String) }
+      ENTRY = {
+        "state" => String, "profiling_name" => MAYBE_TEXT, "time_discovered_completed_ns" => MAYBE_NUMBER, "input_sizes" => SIZES,
+        "output_sizes" => SIZES, "input_dtypes" => MAYBE_LIST, "output_dtypes" => MAYBE_LIST, "tag" => MAYBE_NUMBER, "root" => MAYBE_NUMBER,
+        "peer" => MAYBE_NUMBER
+      }.freeze
+      MEMBERS = ->(value) { value.nil? || (value.is_a?(Array) && value.all? { |each| each.is_a?(Hash) && each["rank"].is_a?(Integer) }) }
+      CONFIG = {"name" => String, "rank" => MAYBE_NUMBER, "size" => ->(value) { value.nil? || (0..RANKS) === value }, "members" => MEMBERS}.freeze
+      private_constant :RANKS, :SIZES, :NUMBER, :MAYBE_NUMBER, :MAYBE_LIST, :MAYBE_TEXT, :ENTRY, :MEMBERS, :CONFIG
+
       attr_reader :path, :rank, :host, :pid, :written_ns, :groups
 
       def initialize(path)
@@ -60,9 +77,12 @@ module TorchDDP
           raise Unreadable, "#{path}: expected a flight recorder's JSON with pg_config and entries"
         end
 
+        check("the rank", data["rank"], Integer)
+        check("pg_status", data.fetch("pg_status", {}), ->(value) { value.is_a?(Hash) && value.values.all?(Hash) })
+        data["entries"].each { |entry| check_entry(entry) }
         @rank, @host, @pid, @written_ns = data.values_at("rank", "host", "pid", "written_ns")
-        @groups = data["pg_config"].to_h { |id, config| [config["name"], read_group(id, config, data)] }
-      rescue JSON::ParserError => e
+        @groups = data["pg_config"].to_h { |id, config| [check_fields("a group", config, CONFIG)["name"], read_group(id, config, data)] }
+      rescue JSON::ParserError, EncodingError => e
         raise Unreadable, "#{path}: not JSON (#{e.message[0, 80]}): was it cut short, or is it something else?"
       rescue SystemCallError => e
         raise Unreadable, e.message
@@ -70,8 +90,24 @@ module TorchDDP
 
       private
 
+      def check_entry(entry)
+        check_fields("an operation", entry, ENTRY)
+        number = entry["is_p2p"] ? "p2p_seq_id" : "collective_seq_id"
+        check("#{number} of an operation", entry[number], ->(value) { value.is_a?(Integer) && NUMBER.cover?(value) })
+      end
+
+      def check_fields(what, value, kinds)
+        check(what, value, Hash)
+        kinds.each { |name, kind| check("#{name} of #{what}", value[name], kind) }
+        value
+      end
+
+      def check(what, value, kind)
+        raise Unreadable, "#{@path}: #{what} cannot be #{value.inspect[0, 80]}" unless kind === value
+      end
+
       def read_group(id, config, data)
-        group = Group.new(config["name"], config.fetch("rank", data["rank"]), config["size"], config["members"] || [],
+        group = Group.new(config["name"], config["rank"] || data["rank"], config["size"], config["members"] || [],
           data.fetch("pg_status", {}).fetch(id, {}), [])
         group.entries = data["entries"].select { |entry| entry["pg_id"].to_s == id }
           .map { |entry| Entry.new(group.rank, group.name, entry) }

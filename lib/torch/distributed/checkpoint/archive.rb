@@ -72,6 +72,8 @@ module Torch
 
         def rows
           count, size, at = directory
+          raise damaged("its directory has #{size} bytes, too few for #{count} files") if count * ROW_SIZE > size
+
           text = bytes(at, size)
           place = 0
           Array.new(count) do
@@ -81,7 +83,7 @@ module Torch
             method, _, _, _, packed, plain, name_size, extra_size, comment_size = row.unpack("@10S<3L<3S<3")
             header = row.unpack1("@42L<")
             place += ROW_SIZE + name_size + extra_size + comment_size
-            plain, header = wide(row.byteslice(ROW_SIZE + name_size, extra_size), plain, packed, header)
+            plain, header = wide(row.byteslice(ROW_SIZE + name_size, extra_size) || "", plain, packed, header)
             Row.new(row.byteslice(ROW_SIZE, name_size), method, plain, header)
           end
         end

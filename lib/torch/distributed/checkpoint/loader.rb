@@ -153,8 +153,8 @@ module Torch
           manifest = Manifest.read(path)
           state = (rng && manifest["world_size"] == @together.size) ? manifest["rng"]&.at(@together.rank) : nil
           Checkpoint.with_tensors(manifest) do |tensor|
-            objects = manifest["objects"].slice(*names).transform_values { |each| Tree.unpack(each, &tensor) }
-            extra, state = [manifest["extra"], state].map { |each| Reading.whole(Tree.unpack(each, &tensor)) }
+            objects = manifest["objects"].slice(*names).transform_values { |each| Tree.read(each, &tensor) }
+            extra, state = [manifest["extra"], state].map { |each| Reading.whole(Tree.read(each, &tensor)) }
             Content.new(path, manifest["objects"].keys, Reading.objects(@objects, objects, @parts), manifest.content.slice("epoch", "step"),
               extra, state, manifest["world_size"], manifest.divided?)
           end

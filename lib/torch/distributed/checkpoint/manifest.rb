@@ -38,6 +38,8 @@ module Torch
         START = '{"crc32":"'
         MIDDLE = '","content":'
         CLOSE = "}\n"
+        # How deep its JSON may be nested: each Hash of a {Tree} may take three levels.
+        NESTING = 3 * Tree::DEPTH + 20
         private_constant :START, :MIDDLE, :CLOSE
 
         # @return [Hash]
@@ -57,7 +59,7 @@ module Torch
         end
 
         def self.text(content)
-          json = JSON.generate(content, max_nesting: false)
+          json = JSON.generate(content, max_nesting: NESTING)
           [START, Checkpoint.hex(Distributed._crc32(json)), MIDDLE, json, CLOSE].join
         end
 
@@ -76,7 +78,7 @@ module Torch
           found = Checkpoint.hex(Distributed._crc32(json))
           raise DamagedError, "#{path} is damaged: its content should have the CRC-32 #{sum}, and has #{found}" unless found == sum
 
-          JSON.parse(json.force_encoding(Encoding::UTF_8), max_nesting: false)
+          JSON.parse(json.force_encoding(Encoding::UTF_8), max_nesting: NESTING)
         rescue JSON::ParserError => e
           raise DamagedError, "#{path} is damaged: #{e.message[0, 200]}"
         end
@@ -105,9 +107,7 @@ module Torch
               "#{VERSION} to #{STRIDED}: load it with the version that wrote it (#{@content["library"]})"
           end
 
-          @content["files"].each_key do |name|
-            raise DamagedError, "#{path}: #{name.inspect} is no name of a data file" unless Folder::DATA.match?(name)
-          end
+          check_fields
           return @content["tensors"].each { |name, place| check_place(name, place) } unless divided?
 
           unless block.is_a?(Integer) && block.positive? && (block % 16).zero?
@@ -128,10 +128,26 @@ module Torch
 
         private
 
+        def check_fields
+          kinds = {"files" => Hash, "tensors" => Hash, "objects" => Hash, "extra" => Hash, "serial" => Integer, "world_size" => Integer}
+          kinds.each do |name, kind|
+            raise DamagedError, "#{path}: expected #{name} to be #{kind.name}, got #{@content[name].class}" unless @content[name].is_a?(kind)
+          end
+          @content["files"].each do |name, file|
+            raise DamagedError, "#{path}: #{name.inspect} is no name of a data file" unless Folder::DATA.match?(name)
+            next if file.is_a?(Hash) && file.values_at("bytes", "header_bytes").all? { |number| number.is_a?(Integer) && number >= 0 }
+
+            raise DamagedError, "#{path}: what it says of #{name} cannot be: #{file.inspect[0, 200]}"
+          end
+          wrong = @content["tensors"].find { |_, place| !place.is_a?(Hash) }
+          raise DamagedError, "#{path}: what it says of #{wrong[0]} cannot be: #{wrong[1].inspect[0, 200]}" if wrong
+        end
+
         def check_pieces(name, place)
           dtype = DTYPES[place["dtype"]]
           total = place["shape"].inject(1, :*) if shape?(place["shape"])
-          fits = dtype && total && place["pieces"].is_a?(Array) && place["pieces"].all? { |piece| piece?(piece, dtype.bytes, total) }
+          fits = dtype && total && place["pieces"].is_a?(Array) &&
+            place["pieces"].all? { |piece| piece.is_a?(Hash) && piece?(piece, dtype.bytes, total) }
           raise DamagedError, "#{path}: what it says of #{name} cannot be: #{place.inspect[0, 400]}" unless fits
 
           gap = Region.gap(place["pieces"].map { |piece| Manifest.region(piece) }, total)

@@ -11,6 +11,10 @@ module Torch
         MARK = Object.new.freeze
         private_constant :MARK
 
+        # How many values a key that is a tuple may have, with those of tuples within it.
+        KEY_SIZE = 64
+        private_constant :KEY_SIZE
+
         # A name of Python's, "torch._utils._rebuild_tensor_v2".
         Global = Struct.new(:name)
 
@@ -49,7 +53,9 @@ module Torch
         TEXTS = {"X" => [4, "L<", true], "\x8c".b => [1, "C", true], "\x8d".b => [8, "Q<", true], "B" => [4, "L<", false],
                  "C" => [1, "C", false], "U" => [1, "C", true], "T" => [4, "l<", true]}.freeze
         TUPLES = {"\x85".b => 1, "\x86".b => 2, "\x87".b => 3}.freeze
-        private_constant :CONSTANTS, :NUMBERS, :TEXTS, :TUPLES
+        # What can be a key, or within a tuple that is one.
+        KEYS = [String, Integer, Float, Complex, true, false, nil, Global].freeze
+        private_constant :CONSTANTS, :NUMBERS, :TEXTS, :TUPLES, :KEYS
 
         def perform(code)
           if (constant = CONSTANTS[code])
@@ -118,11 +124,32 @@ module Torch
 
         def pushed(count)
           values = count ? @stack.pop(count) : marked
-          @stack.last.concat(values)
+          @stack.last.is_a?(Array) ? @stack.last.concat(values) : misplaced("elements")
         end
 
         def put(pairs)
-          pairs.each_slice(2) { |key, value| @stack.last[key] = value }
+          misplaced("keys") unless @stack.last.is_a?(Hash) && pairs.size.even?
+
+          pairs.each_slice(2) { |key, value| @stack.last[checked_key(key)] = value }
+        end
+
+        # What would change anything else that was read.
+        def misplaced(what)
+          raise DamagedError, "#{@path} is damaged: its description has #{what} of a #{@stack.last.class}"
+        end
+
+        # Ruby's hash of an array is that of all within it, however often it contains the same one.
+        def checked_key(key)
+          left = [key]
+          (KEY_SIZE + 1).times do
+            return key if left.empty?
+
+            value = left.pop
+            next left.concat(value.first(KEY_SIZE)) if value.is_a?(Array) && value.size <= KEY_SIZE
+
+            break unless KEYS.any? { |kind| kind === value }
+          end
+          raise DamagedError, "#{@path} is damaged: its description has a key that is no number, no text and no short tuple of them"
         end
 
         def called

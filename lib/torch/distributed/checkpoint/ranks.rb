@@ -89,9 +89,21 @@ module Torch
 
         private
 
+        # JSON that is nested as deep as a manifest's may be.
+        module Codec
+          def self.dump(value)
+            JSON.generate(value, max_nesting: Manifest::NESTING)
+          end
+
+          def self.load(text)
+            JSON.parse(text.force_encoding(Encoding::UTF_8), max_nesting: Manifest::NESTING)
+          end
+        end
+        private_constant :Codec
+
         # @return [Array] every rank's value
         def exchange(value)
-          Distributed.all_gather_object(value, group: @group, serializer: :json)
+          Distributed.all_gather_object(value, group: @group, serializer: Codec)
         end
 
         def check(operations)
@@ -147,12 +159,12 @@ module Torch
 
         def exchange(value)
           limit = Process.clock_gettime(Process::CLOCK_MONOTONIC) + @timeout
-          @store.set(key(@step, @rank), JSON.generate(value, max_nesting: false))
+          @store.set(key(@step, @rank), Codec.dump(value))
           said = Array.new(@size) { |rank| await(rank, limit) }
           # Who said something in this step has read all of the one before.
           @store.delete_key(key(@step - 1, @rank)) if @step.positive?
           @step += 1
-          said.map { |text| JSON.parse(text, max_nesting: false) }
+          said.map { |text| Codec.load(text) }
         end
 
         def await(rank, limit)
@@ -165,7 +177,7 @@ module Torch
 
             raise TimeoutError, "async_save: waited #{@timeout} s in vain for rank #{rank}"
           end
-          @store.get(wanted).force_encoding(Encoding::UTF_8)
+          @store.get(wanted)
         end
 
         # One that ended may have said it before.

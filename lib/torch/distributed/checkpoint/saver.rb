@@ -132,7 +132,7 @@ module Torch
           said = @together.all(@doing) do
             packed = pack_all(tree, objects, extra)
             mine = [packed["objects"], tree.kinds, Distribution.described(tree.entries.values, @buffers, compare: @together.size > 1)]
-            [rng ? [Distributed._rng_state].pack("m0") : nil, Digest::SHA256.hexdigest(JSON.generate(mine, max_nesting: false))]
+            [rng ? [Distributed._rng_state].pack("m0") : nil, Digest::SHA256.hexdigest(JSON.generate(mine, max_nesting: Manifest::NESTING))]
           end
           equal = said.map(&:last).uniq.size == 1
           all = equal ? Array.new(@together.size) { mine } : @together.all(@doing) { mine }

@@ -19,7 +19,22 @@ module Torch
           "Short" => "int16", "Char" => "int8", "Byte" => "uint8", "Bool" => "bool", "ComplexFloat" => "complex64",
           "ComplexDouble" => "complex128"
         }.transform_keys { |name| "torch.#{name}Storage" }.freeze
-        private_constant :SUFFIXES, :STORAGES
+
+        # How deep lists and dicts may lie within each other.
+        DEPTH = 200
+
+        # How many values there may be if those count each time that stand in several places: so many, and so many times those that
+        # there are. All that reads a state goes through each place.
+        VALUES = 1_000_000
+        TIMES = 10
+
+        # How many bytes tensors that share their elements may take if they share none: so many, and so many times those of the file.
+        COPIES = 1 << 28
+        COPIES_TIMES = 4
+
+        # How many dimensions libtorch's tensors can have.
+        DIMENSIONS = 64
+        private_constant :SUFFIXES, :STORAGES, :DEPTH, :VALUES, :TIMES, :COPIES, :COPIES_TIMES, :DIMENSIONS
 
         # Elements that several tensors may lie in.
         Storage = Struct.new(:dtype, :key, :location, :count)
@@ -55,10 +70,13 @@ module Torch
 
             new(file, place).read
           end
+        rescue Error, SystemCallError
+          raise
         rescue Torch::Error, RuntimeError => e
-          raise e if e.is_a?(Error)
-
           raise CheckpointError, "#{path}: torch-rb cannot load it: #{e.message.lines.first.to_s.chomp}"
+        rescue => e
+          # Numbers of another size than any tensor's, texts that are none, values of another kind.
+          raise DamagedError, "#{path} is damaged, or no file of torch.save: #{e.message[0, 200]}"
         end
 
         def initialize(file, place = nil)
@@ -67,6 +85,8 @@ module Torch
           @path = file.path
           @archive = Archive.new(file)
           @storages = {}
+          @bytes_left = file.size
+          @copies_left = COPIES + COPIES_TIMES * file.size
         end
 
         def read
@@ -74,23 +94,55 @@ module Torch
             raise CheckpointError, "#{@path} was written on a machine of another byte order"
           end
 
-          plain(Pickle.new(@archive.read("data.pkl"), @path, method(:build), method(:storage)).load)
-        rescue KeyError, NoMethodError, TypeError => e
-          raise DamagedError, "#{@path} is damaged, or no file of torch.save: #{e.message}"
+          found = Pickle.new(@archive.read("data.pkl"), @path, method(:build), method(:storage)).load
+          @made = {}.compare_by_identity
+          plain(found, 0).tap { check_size(_1) }
         end
 
         private
 
-        # Of Python's names a dtype's means something here.
-        def plain(value)
+        # Of Python's names a dtype's means something here. What stands in several places is made once.
+        def plain(value, depth)
           case value
-          when Hash then value.to_h { |key, each| [plain(key), plain(each)] }
-          when Array then value.map { |each| plain(each) }
+          when Hash, Array
+            raise damaged("lists or dicts in it contain themselves") if @made[value] == :begun
+
+            @made[value] ||= begin
+              raise damaged("lists or dicts in it lie deeper than #{DEPTH} within each other") if depth > DEPTH
+
+              @made[value] = :begun
+              value.is_a?(Hash) ? value.to_h { |key, each| [plain(key, depth), plain(each, depth + 1)] } : value.map { |each| plain(each, depth + 1) }
+            end
           when Pickle::Global
             word = value.name.delete_prefix("torch.").to_sym
             Torch::DTYPE_TO_ENUM.key?(word) ? word : refuse(value.name)
           else value
           end
+        end
+
+        # How many values there are, and how many if each counts as often as it stands somewhere.
+        def check_size(value)
+          sizes = {}.compare_by_identity
+          expanded, height = size_and_height(value, sizes)
+          distinct = sizes.each_key.sum(&:size)
+          raise damaged("lists or dicts in it lie deeper than #{DEPTH} within each other") if height > DEPTH
+          return if expanded <= VALUES + TIMES * distinct
+
+          raise damaged("the lists and dicts in it have #{distinct} values, and #{expanded} as often as they stand in each other")
+        end
+
+        # @return [Array(Integer, Integer)]
+        def size_and_height(value, known)
+          return [1, 0] unless value.is_a?(Hash) || value.is_a?(Array)
+
+          known[value] ||= (value.is_a?(Hash) ? value.values : value).inject([1, 1]) do |(size, height), each|
+            more, below = size_and_height(each, known)
+            [size + more, [height, below + 1].max]
+          end
+        end
+
+        def damaged(text)
+          DamagedError.new("#{@path} is damaged: #{text}")
         end
 
         def refuse(name)
@@ -103,38 +155,56 @@ module Torch
           when "torch._utils._rebuild_tensor_v2" then tensor(*arguments.first(4))
           when "torch._utils._rebuild_parameter" then arguments.first
           when "collections.OrderedDict", "collections.Counter", "collections.defaultdict", "builtins.dict", "__builtin__.dict"
-            arguments.grep(Hash).first || arguments.grep(Array).first.to_h
+            arguments.grep(Hash).first || pairs(arguments.grep(Array).first || [])
           # libtorch's own lists and dicts, with their type.
           when /\Atorch\.jit\._pickle\.(restore_type_tag|build_(int|double|bool|tensor)list)\z/ then arguments.first
           when "torch.Size", "builtins.list", "builtins.tuple" then arguments.first.to_a
-          when "torch.device" then arguments.join(":")
+          when "torch.device" then arguments.grep(String).first.to_s + arguments.grep(Integer).first.then { |index| index ? ":#{index}" : "" }
           when "builtins.complex", "__builtin__.complex" then Complex(*arguments)
           when "_codecs.encode" then arguments.first.encode(Encoding::ISO_8859_1).b
           else refuse(name)
           end
         end
 
+        # A dict that is made of a list of keys and values.
+        def pairs(list)
+          list.to_h { |key, value| Array === key ? raise(damaged("a key in it is a list")) : [key, value] }
+        end
+
         # ("storage", class, key, device, count)
         def storage(id)
           kind, type, key, location, count = id
-          dtype = STORAGES[type.name] if kind == "storage" && type.is_a?(Pickle::Global)
-          return Storage.new(dtype, key, location, count) if dtype
+          unless kind == "storage" && type.is_a?(Pickle::Global) && [key, location].all?(String) && count.is_a?(Integer)
+            raise damaged("what it says of a storage is no class, two texts and a number")
+          end
+          return Storage.new(STORAGES[type.name], key, location, count) if STORAGES.key?(type.name)
 
-          raise CheckpointError, "#{@path} has a tensor of #{type.is_a?(Pickle::Global) ? type.name : kind.inspect}, which is not loaded: " \
-            "expected one of #{STORAGES.keys.join(", ")}"
+          raise CheckpointError, "#{@path} has a tensor of #{type.name}, which is not loaded: expected one of #{STORAGES.keys.join(", ")}"
         end
 
         def tensor(storage, offset, shape, strides)
+          unless storage.is_a?(Storage) && offset.is_a?(Integer) && [shape, strides].all? { |each| each.is_a?(Array) && each.size <= DIMENSIONS && each.all?(Integer) }
+            raise damaged("what it says of a tensor is no storage and no numbers")
+          end
           flat = @storages[storage.key] ||= placed(elements(storage), storage.location)
+          raise damaged("data/#{storage.key} is of two dtypes") unless Checkpoint.dtype_name(flat) == storage.dtype
+
           offset = 0 if shape.include?(0)
           last = shape.zip(strides).sum(offset) { |size, stride| [size - 1, 0].max * stride }
           if [offset, *shape, *strides].any?(&:negative?) || (!shape.include?(0) && last >= flat.numel)
-            raise DamagedError, "#{@path} is damaged: a tensor of shape #{shape} and strides #{strides} at #{offset} in #{flat.numel} elements"
+            raise damaged("a tensor of shape #{shape} and strides #{strides} at #{offset} in #{flat.numel} elements")
           end
 
           return flat.narrow(0, offset, shape.inject(1, :*)).reshape(shape) if plain?(shape, strides)
 
+          copy(shape, DTYPES.fetch(storage.dtype).bytes)
           flat.index_select(0, indices(offset, shape, strides)).reshape(shape)
+        end
+
+        # Elements that stand in several places are made several times.
+        def copy(shape, bytes)
+          @copies_left -= shape.inject(bytes, :*)
+          raise damaged("its tensors take far more than its elements do: one of them has the shape #{shape}") if @copies_left.negative?
         end
 
         # Whether the elements follow each other.
@@ -161,9 +231,8 @@ module Torch
         def elements(storage)
           at, size = @archive.place("data/#{storage.key}")
           expected = storage.count * DTYPES.fetch(storage.dtype).bytes
-          unless size == expected
-            raise DamagedError, "#{@path} is damaged: data/#{storage.key} should have #{expected} bytes, and has #{size}"
-          end
+          raise damaged("data/#{storage.key} should have #{expected} bytes, and has #{size}") unless size == expected
+          raise damaged("its elements take more than the whole file") if (@bytes_left -= size).negative?
 
           Checkpoint.room(storage.dtype, [storage.count]).tap { |flat| Distributed._read_tensor(flat, @file.fileno, @path, at) }
         end

@@ -21,6 +21,9 @@ module Torch
           end
         end
 
+        # How deep arrays and hashes may lie within each other. What contains itself has no end.
+        DEPTH = 200
+
         # @return [Hash{String => Entry}] the tensors that were taken out
         attr_reader :entries
 
@@ -32,6 +35,7 @@ module Torch
           @kinds = {}
           @names = {}
           @within = nil
+          @depth = 0
         end
 
         # @param value [Object] tensors within nested hashes and arrays
@@ -50,8 +54,8 @@ module Torch
           when NamedState then packed_state(value.state, name, Merging::NAMED)
           when PartialState then packed_state(value.state, name, Merging::PART)
           when WholeState then packed_state(value.state, name, Merging::MODEL)
-          when Array then value.each_with_index.map { |each, i| pack(each, "#{name}.#{i}") }
-          when Hash then packed_hash(value, name)
+          when Array then nested(name) { value.each_with_index.map { |each, i| pack(each, "#{name}.#{i}") } }
+          when Hash then nested(name) { packed_hash(value, name) }
           when Complex then {"$complex" => [pack(value.real, name), pack(value.imaginary, name)]}
           when Range then {"$range" => [pack(value.begin, name), pack(value.end, name), value.exclude_end?]}
           else
@@ -63,6 +67,14 @@ module Torch
         # @yieldparam name [String] a tensor's
         # @yieldreturn [Torch::Tensor]
         # @return [Object] what it was
+        # @raise [DamagedError] if {#pack} cannot have given it
+        def self.read(value, &tensor)
+          unpack(value, &tensor)
+        rescue KeyError, NoMethodError, TypeError, ArgumentError, RangeError => e
+          raise DamagedError, "the manifest has a value that cannot be: #{e.message[0, 200]}"
+        end
+
+        # {.read}, of what was just packed.
         def self.unpack(value, &tensor)
           case value
           when Array then value.map { |each| unpack(each, &tensor) }
@@ -132,6 +144,16 @@ module Torch
         end
 
         private
+
+        def nested(name)
+          if (@depth += 1) > DEPTH
+            raise ArgumentError, "#{name[0, 200]}: arrays and hashes lie deeper than #{DEPTH} within each other, or contain themselves"
+          end
+
+          yield
+        ensure
+          @depth -= 1
+        end
 
         # A tensor in a model's state or an optimizer's is taken to be the same on all ranks, and buffers need not be.
         def packed_state(state, name, kind)

@@ -114,6 +114,10 @@ module Torch
 
           private
 
+          def file_name?(name)
+            name.is_a?(String) && !["", ".", ".."].include?(name) && !name.match?(%r{[/\0]})
+          end
+
           def places_of(path)
             @files << (file = File.open(path, "rb"))
             header = Header.new(file)
@@ -122,11 +126,13 @@ module Torch
 
           def indexed(path)
             map = begin
-              JSON.parse(File.binread(path).force_encoding(Encoding::UTF_8))["weight_map"]
-            rescue JSON::ParserError, TypeError, NoMethodError => e
+              raise TypeError, "it has #{File.size(path)} bytes, more than #{Header::LIMIT}" if File.size(path) > Header::LIMIT
+
+              JSON.parse(File.binread(path).force_encoding(Encoding::UTF_8)).fetch("weight_map")
+            rescue JSON::JSONError, EncodingError, TypeError, NoMethodError, IndexError => e
               raise DamagedError, "#{path} is damaged, or no index of safetensors: #{e.message[0, 120]}"
             end
-            unless map.is_a?(Hash) && map.values.all? { |name| name.is_a?(String) && !name.empty? && File.basename(name) == name }
+            unless map.is_a?(Hash) && map.values.all? { |name| file_name?(name) }
               raise DamagedError, "#{path} is damaged, or no index of safetensors: it has no weight_map of names and files beside it"
             end
 

@@ -13,6 +13,12 @@ module Torch
           # Bytes of a header at most, as in the format's own library.
           LIMIT = 100_000_000
 
+          # Digits of a number at most, and dimensions of a tensor: Ruby's numbers have no end, and libtorch's tensors no more than these.
+          DIGITS = 400
+          DIMENSIONS = 64
+          LARGEST = 2**63 - 1
+          private_constant :DIGITS, :DIMENSIONS, :LARGEST
+
           # Bytes of an element of dtypes that libtorch has, and of others.
           DTYPE_OF = DTYPES.reject { |_, dtype| dtype.pairs }.to_h { |name, dtype| [dtype.word, name] }.freeze
           BYTES = DTYPE_OF.transform_values { |name| DTYPES.fetch(name).bytes }
@@ -79,6 +85,8 @@ module Torch
             raise DamagedError, "its header is no UTF-8" unless text.valid_encoding?
             raise DamagedError, "its header does not begin with {" unless text.start_with?("{")
 
+            raise DamagedError, "its header has a number of more than #{DIGITS} digits" if text.match?(/\d{#{DIGITS}}/o)
+
             content = JSON.parse(text, object_class: Names)
             content.is_a?(Names) ? content : raise(DamagedError, "its header is no object")
           rescue JSON::ParserError => e
@@ -99,7 +107,7 @@ module Torch
           end
 
           def numbers?(values)
-            values.is_a?(Array) && values.all? { |value| value.is_a?(Integer) && value >= 0 }
+            values.is_a?(Array) && values.size <= DIMENSIONS && values.all? { |value| value.is_a?(Integer) && value.between?(0, LARGEST) }
           end
 
           def check_order
