@@ -8,9 +8,28 @@
 #include "torch_ddp.h"
 
 typedef struct model {
+    VALUE self;
+    struct model *next; /* of all models */
     tddp_fsdp *fsdp;
     VALUE params; /* an Array */
 } model;
+
+/* A graph that may come to a model in backward keeps it and its parameters' objects, which Ruby
+ * does not see: an object that is always there marks such models. */
+static model *models;
+
+static void models_mark(void *unused)
+{
+    (void)unused;
+    for (const model *each = models; each; each = each->next)
+        if (tddp_fsdp_in_graph(each->fsdp))
+            rb_gc_mark(each->self);
+}
+
+static const rb_data_type_t models_type = {
+    .wrap_struct_name = "Torch::Distributed::ShardedModels",
+    .function = {.dmark = models_mark},
+};
 
 static void model_mark(void *data)
 {
@@ -19,8 +38,14 @@ static void model_mark(void *data)
 
 static void model_free(void *data)
 {
-    tddp_fsdp_free(((model *)data)->fsdp);
-    xfree(data);
+    model *mine = data;
+    model **at = &models;
+    while (*at && *at != mine)
+        at = &(*at)->next;
+    if (*at)
+        *at = mine->next;
+    tddp_fsdp_free(mine->fsdp);
+    xfree(mine);
 }
 
 static const rb_data_type_t model_type = {
@@ -43,8 +68,11 @@ static VALUE model_allocate(VALUE class)
 {
     model *mine = NULL;
     VALUE self = TypedData_Make_Struct(class, model, &model_type, mine);
+    mine->self = self;
     mine->params = rb_ary_new();
     tddp_rb_check(tddp_fsdp_create(tddp_rb_blocking_in_backward, &mine->fsdp));
+    mine->next = models;
+    models = mine;
     return self;
 }
 
@@ -149,37 +177,34 @@ static VALUE model_unshard(VALUE self, VALUE unit)
 
 /* --- calls that don't ------------------------------------------------------------------------ */
 
-typedef tddp_status (*with_tensors)(tddp_fsdp *fsdp, size_t unit, tddp_tensor *const *tensors,
-                                    size_t count);
-
-static VALUE pass_tensors(VALUE self, VALUE unit, VALUE tensors, with_tensors function)
+static VALUE model_begin_forward(VALUE self)
 {
-    volatile VALUE memory = 0;
-    size_t count = 0;
-    tddp_tensor **list = tddp_rb_tensors(tensors, &memory, &count);
-    tddp_status status = function(fsdp_of(self), NUM2SIZET(unit), list, count);
-    ALLOCV_END(memory);
-    RB_GC_GUARD(tensors);
-    tddp_rb_check(status);
-    return tensors;
+    tddp_rb_check(tddp_fsdp_begin_forward(fsdp_of(self)));
+    return Qnil;
 }
 
-/* enter(unit, inputs): inputs that are leaves must be new handles, to be assigned. */
-static VALUE model_enter(VALUE self, VALUE unit, VALUE inputs)
+static VALUE model_end_forward(VALUE self)
 {
-    return pass_tensors(self, unit, inputs, tddp_fsdp_enter);
+    tddp_rb_check(tddp_fsdp_end_forward(fsdp_of(self)));
+    return Qnil;
+}
+
+static VALUE model_enter(VALUE self, VALUE unit)
+{
+    tddp_rb_check(tddp_fsdp_enter(fsdp_of(self), NUM2SIZET(unit)));
+    return Qnil;
 }
 
 static VALUE model_leave(VALUE self, VALUE unit, VALUE outputs)
 {
-    return pass_tensors(self, unit, outputs, tddp_fsdp_leave);
-}
-
-/* New handles of the same tensors. */
-static VALUE model_fresh(VALUE self, VALUE tensors)
-{
-    (void)self;
-    return tddp_rb_fresh_tensors(tensors);
+    volatile VALUE memory = 0;
+    size_t count = 0;
+    tddp_tensor **list = tddp_rb_tensors(outputs, &memory, &count);
+    tddp_status status = tddp_fsdp_leave(fsdp_of(self), NUM2SIZET(unit), list, count);
+    ALLOCV_END(memory);
+    RB_GC_GUARD(outputs);
+    tddp_rb_check(status);
+    return Qnil;
 }
 
 static VALUE model_merge(VALUE self, VALUE other)
@@ -201,10 +226,10 @@ static VALUE model_set_reshard(VALUE self, VALUE unit, VALUE after_forward)
     return Qnil;
 }
 
-static VALUE model_set_sync(VALUE self, VALUE sync)
+static VALUE model_set_sync(VALUE self, VALUE unit, VALUE sync)
 {
-    tddp_fsdp_set_sync(fsdp_of(self), RTEST(sync));
-    return sync;
+    tddp_fsdp_set_sync(fsdp_of(self), NUM2SIZET(unit), RTEST(sync));
+    return Qnil;
 }
 
 static VALUE model_abandon(VALUE self)
@@ -276,13 +301,14 @@ void tddp_rb_init_fsdp(void)
     rb_define_alloc_func(class, model_allocate);
     rb_define_private_method(class, "_add", model_add, 9);
     rb_define_method(class, "before_forward", model_before_forward, 1);
-    rb_define_method(class, "enter", model_enter, 2);
+    rb_define_method(class, "begin_forward", model_begin_forward, 0);
+    rb_define_method(class, "end_forward", model_end_forward, 0);
+    rb_define_method(class, "enter", model_enter, 1);
     rb_define_method(class, "leave", model_leave, 2);
-    rb_define_method(class, "fresh", model_fresh, 1);
     rb_define_method(class, "recompute", model_recompute, 1);
     rb_define_method(class, "merge", model_merge, 1);
     rb_define_method(class, "set_reshard", model_set_reshard, 2);
-    rb_define_method(class, "sync=", model_set_sync, 1);
+    rb_define_method(class, "set_sync", model_set_sync, 2);
     rb_define_method(class, "abandon", model_abandon, 0);
     rb_define_method(class, "unfinished?", model_unfinished, 0);
     rb_define_method(class, "unshard", model_unshard, 1);
@@ -293,4 +319,5 @@ void tddp_rb_init_fsdp(void)
     rb_define_method(class, "piece", model_piece, 2);
     rb_define_method(class, "memory", model_memory, 0);
     rb_define_method(class, "copied", model_copied, 0);
+    rb_gc_register_mark_object(TypedData_Wrap_Struct(rb_cObject, &models_type, &models));
 }

@@ -129,11 +129,17 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_sharder_unshard(tddp_sharder *sharder, 
 /** Makes it sharded: what was written to the full parameters is lost. */
 TDDP_API void tddp_sharder_reshard(tddp_sharder *sharder, size_t unit);
 
+/** An iteration begins: the forward of the model, or that of a part of it from outside. Without
+ *  effect in backward, which computes segments again. */
+TDDP_API void tddp_sharder_begin_forward(tddp_sharder *sharder);
+/** That forward has ended, well or not: what was gathered ahead and not used is sharded again. */
+TDDP_API void tddp_sharder_end_forward(tddp_sharder *sharder);
+
 /**
  * Before a unit's forward: gathers it, and starts to gather the one that followed it in the last
- * iteration. One that is still there from an earlier iteration's forward is gathered again, since
- * the shards may have changed. An iteration begins with a forward within no other. Errors: those of
- * the group.
+ * iteration, unless another one is being gathered. One that is still there from an earlier
+ * iteration's forward is gathered again, since the shards may have changed. Errors: those of the
+ * group.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_sharder_before_forward(tddp_sharder *sharder, size_t unit,
                                                                 const tddp_wait *wait);
@@ -141,7 +147,11 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_sharder_before_forward(tddp_sharder *sh
 /** After it, also if it failed. `backward` 0: no backward will follow. */
 TDDP_API void tddp_sharder_after_forward(tddp_sharder *sharder, size_t unit, int backward);
 
-/** When backward comes to a unit: gathers it, and starts to gather the one before it. */
+/** Backward begins, which tddp_sharder_finish() ends. */
+TDDP_API void tddp_sharder_begin_backward(tddp_sharder *sharder);
+
+/** When backward comes to a unit: gathers it, and starts to gather the one before it in this
+ *  iteration, unless another one is being gathered. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_sharder_before_backward(tddp_sharder *sharder, size_t unit,
                                                                  const tddp_wait *wait);
 

@@ -56,8 +56,13 @@ typedef struct tddp_fsdp_unit_opts {
  *  Errors: TDDP_OUT_OF_MEMORY. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_create(tddp_blocking_region region, tddp_fsdp **out);
 
-/** Its parameters remain pieces; hooks that backward still calls do nothing. NULL is allowed. */
+/** Its parameters remain pieces. What is freed must not be part of a graph: see
+ *  tddp_fsdp_in_graph(). NULL is allowed. */
 TDDP_API void tddp_fsdp_free(tddp_fsdp *fsdp);
+
+/** Whether a graph may still come to the model in backward: then it must not be freed, nor its
+ *  handles, which backward assigns. Takes no lock and allocates nothing. */
+TDDP_API int tddp_fsdp_in_graph(const tddp_fsdp *fsdp);
 
 /**
  * Adds a unit, whose number is the count of those before, and divides its parameters: this rank
@@ -75,9 +80,15 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_merge(tddp_fsdp *into, tddp_fsdp *
 /** Whether the unit is sharded again after its forward, from now on; the same on every rank. */
 TDDP_API void tddp_fsdp_set_reshard(tddp_fsdp *fsdp, size_t unit, int after_forward);
 
-/** Whether gradients are reduced by the backwards that follow; else they are kept unsharded, and
- * added to. On at first. */
-TDDP_API void tddp_fsdp_set_sync(tddp_fsdp *fsdp, int sync);
+/** Whether the unit's gradients are reduced by the backwards that follow; else they are kept
+ * unsharded, and added to. The same on every rank; on at first. */
+TDDP_API void tddp_fsdp_set_sync(tddp_fsdp *fsdp, size_t unit, int sync);
+
+/** Around the forward of the model, or that of a part of it from outside; also around those of
+ *  segments that are computed again. Errors: TDDP_INTERNAL. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_begin_forward(tddp_fsdp *fsdp);
+/** The end of that, well or not. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_end_forward(tddp_fsdp *fsdp);
 
 /** Before a unit's forward: gathers it. If `wait` ends first, the same call continues, also on
  *  another thread: the first one has a timeout of 0 then, and its streams count. Errors:
@@ -85,11 +96,10 @@ TDDP_API void tddp_fsdp_set_sync(tddp_fsdp *fsdp, int sync);
 TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_before_forward(tddp_fsdp *fsdp, size_t unit,
                                                              const tddp_wait *wait);
 
-/** After that: the handles refer to full parameters, and backward notices when it has passed the
- *  inputs. `inputs` are handles of the caller's own; leaves among them are replaced by aliases.
- *  Errors: TDDP_INTERNAL. */
-TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_enter(tddp_fsdp *fsdp, size_t unit,
-                                                    tddp_tensor *const *inputs, size_t count);
+/** After that: the handles refer to full parameters. What operations of this thread save for
+ *  backward keeps them in reach: backward gathers the unit when it reads one. Errors:
+ *  TDDP_INTERNAL. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_enter(tddp_fsdp *fsdp, size_t unit);
 
 /** After the unit's forward, also if it failed (then without outputs): the handles refer to pieces
  *  again, and backward gathers the unit when it comes to the outputs. Errors: TDDP_INTERNAL. */

@@ -1,7 +1,8 @@
 /*
  * Whole units: gathered before forward and backward, and sharded again after them. While a unit is
- * used, the next one is gathered ahead if no other than the two would be unsharded: in forward the
- * one that followed it in the last iteration, in backward the one before it.
+ * used, one that comes next is gathered ahead: in forward the one that followed it in the last
+ * iteration, in backward the one before it. Ranks decide alike, whenever their gradients come: it
+ * follows from the calls alone, which are the same on all of them.
  *
  * Where the shard group has one rank and no dtype changes, the shard is the full unit. The shard of
  * a unit that is offloaded is copied to the device first, which its owner does on another stream:
@@ -191,16 +192,6 @@ static tddp_status record(tddp_unit_order *order, size_t number)
     return TDDP_OK;
 }
 
-static bool any_forward(const tddp_sharder *sharder)
-{
-    for (size_t u = 0; u < sharder->count; u++) {
-        if (sharder->units[u].forwards > 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* A new iteration's forward. */
 static void next_order(tddp_sharder *sharder)
 {
@@ -210,21 +201,15 @@ static void next_order(tddp_sharder *sharder)
     sharder->order.count = 0;
 }
 
-/* Units that are unsharded, or about to be, for the time of their own use. */
-static size_t in_use(const tddp_sharder *sharder)
-{
-    size_t count = 0;
-    for (size_t u = 0; u < sharder->count; u++) {
-        const tddp_unit *unit = &sharder->units[u];
-        count += unit->state != TDDP_SHARDED && !unit->kept && unit->gather.out;
-    }
-    return count;
-}
-
+/* One at a time: units that enclose the current one are unsharded beside it, and one more is. */
 static bool may_gather_ahead(const tddp_sharder *sharder, const tddp_unit *next)
 {
-    const bool stays = !sharder->in_backward && !next->reshard_after_forward;
-    return next->state == TDDP_SHARDED && (stays || in_use(sharder) < 2);
+    for (size_t u = 0; u < sharder->count; u++) {
+        if (sharder->units[u].state == TDDP_GATHERING) {
+            return false;
+        }
+    }
+    return next->state == TDDP_SHARDED;
 }
 
 /* The place of the unit in the last iteration's forward is that in this one's, if the units before
@@ -258,27 +243,29 @@ static tddp_status gather_preceding(tddp_sharder *sharder)
 
 /* --- forward and backward -------------------------------------------------------------------- */
 
-/* Units that were gathered ahead, but not used: what they hold may be outdated when they are. */
-static void drop_unused(tddp_sharder *sharder)
+/* What backward computes again is no iteration of its own. */
+void tddp_sharder_begin_forward(tddp_sharder *sharder)
 {
-    for (size_t u = 0; u < sharder->count; u++) {
+    if (!sharder->in_backward) {
+        sharder->iteration++;
+        next_order(sharder);
+    }
+}
+
+/* What was gathered ahead, but not used, may be outdated when it is. */
+void tddp_sharder_end_forward(tddp_sharder *sharder)
+{
+    for (size_t u = 0; u < sharder->count && !sharder->in_backward; u++) {
         if (sharder->units[u].state == TDDP_GATHERING) {
             tddp_unit_reshard(sharder, u);
         }
     }
 }
 
-/* What backward computes again is no forward of its own. */
-static bool begins_iteration(const tddp_sharder *sharder)
-{
-    return !sharder->in_backward && !any_forward(sharder);
-}
-
 tddp_status tddp_sharder_before_forward(tddp_sharder *sharder, size_t number, const tddp_wait *wait)
 {
     tddp_unit *unit = &sharder->units[number];
-    const uint64_t iteration = sharder->iteration + begins_iteration(sharder);
-    if (unit->kept && unit->iteration != iteration) {
+    if (unit->kept && unit->iteration != sharder->iteration) {
         tddp_unit_reshard(sharder, number);
     }
     tddp_status status = unshard(sharder, number, wait);
@@ -286,12 +273,8 @@ tddp_status tddp_sharder_before_forward(tddp_sharder *sharder, size_t number, co
         return status;
     }
     unit->kept = false;
-    unit->iteration = iteration;
+    unit->iteration = sharder->iteration;
     if (!sharder->in_backward) {
-        if (iteration != sharder->iteration) {
-            sharder->iteration = iteration;
-            next_order(sharder);
-        }
         status = record(&sharder->order, number);
         status = status ? status : gather_following(sharder);
     }
@@ -315,16 +298,17 @@ void tddp_sharder_after_forward(tddp_sharder *sharder, size_t number, int backwa
     } else {
         tddp_unit_reshard(sharder, number);
     }
-    if (!sharder->in_backward && !any_forward(sharder)) {
-        drop_unused(sharder);
-    }
+}
+
+void tddp_sharder_begin_backward(tddp_sharder *sharder)
+{
+    sharder->in_backward = true;
 }
 
 tddp_status tddp_sharder_before_backward(tddp_sharder *sharder, size_t number,
                                          const tddp_wait *wait)
 {
     tddp_unit *unit = &sharder->units[number];
-    sharder->in_backward = true;
     tddp_status status = unshard(sharder, number, wait);
     if (status != TDDP_OK || unit->in_backward) {
         return status;

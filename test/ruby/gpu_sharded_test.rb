@@ -43,6 +43,42 @@ class GPUShardedTest < Minitest::Test
     end
   end
 
+  # One of two layers.
+  class Either < Torch::NN::Module
+    def initialize
+      super
+      @one, @other, @neither = Array.new(3) { Torch::NN::Linear.new(5, 3) }
+    end
+
+    def forward(x, one)
+      (one ? @one : @other).call(x)
+    end
+  end
+
+  # Every rank has its part of their mean, and so of their step; where none uses a parameter there is no gradient.
+  def test_parameters_that_some_ranks_use
+    found = ranks(3) do |rank|
+      [{}, {offload_policy: FSDP::CPUOffloadPolicy.new}].map do |options|
+        plain, model = Array.new(2) { make { Either.new }.to(device) }
+        FSDP.fully_shard(model, **options)
+        x, = batch(0, 1)
+        3.times { |other| (plain.call(x, other == 1).sum / 3).backward }
+        model.call(x, rank == 1).sum.backward
+        whole = plain.named_parameters.transform_values { |each| each.grad&.flatten&.cpu&.to_a }
+        [model.named_parameters.transform_values { |piece| piece.grad&.cpu&.to_a }, whole]
+      end
+    end
+    found.transpose.each do |each|
+      each[0][1].each do |name, whole|
+        pieces = each.map { |grads, _| grads[name] }
+        next assert_equal([nil] * 3, pieces, name) if whole.nil?
+
+        assert_equal whole.size, pieces.sum(&:size), name
+        whole.zip(pieces.flatten) { |expected, actual| assert_in_delta expected, actual, TOLERANCE, name }
+      end
+    end
+  end
+
   # Each rank's rows go through a copy in one dtype, and the gradients are averaged in another one.
   def rounded_gradients(step, size, compute, reduce)
     Array.new(size) do |rank|

@@ -1,6 +1,10 @@
-// Backward of a fully sharded model: see model.h. It comes to a unit by a hook on its outputs, and
-// has passed it when all its parameters' gradients and those of its inputs are there; what it does
-// not come to is done at its end.
+// Backward of a fully sharded model: see model.h. It comes to a forward of a unit by a hook on its
+// outputs, and runs what forward made last first: so it is done with the units whose forward began
+// after that one had ended. They are freed, and their gradients reduced. What no unit's outputs
+// follow is done at the end of backward.
+//
+// When a gradient arrives decides nothing: ranks may use other parameters of a unit, and have to
+// reduce and gather units in one order nevertheless.
 #include <algorithm>
 
 #include <ATen/ops/empty.h>
@@ -18,18 +22,30 @@ void ShardedModel::begin_backward()
     if (in_backward_) {
         return;
     }
+    at_end_of_backward([model = shared_from_this()] { model->end_backward(); });
     in_backward_ = true;
     backward_number_++;
     backward_ns_ = tddp_trace_enabled() ? tddp_trace_now() : 0;
-    for (const auto &unit : units_) {
-        unit->begin_backward();
-    }
-    at_end_of_backward([model = shared_from_this()] { model->end_backward(); });
+    tddp_sharder_begin_backward(sharder_);
 }
 
-void ShardedModel::outputs_reached(size_t number)
+void ShardedModel::forward_reached(size_t number, Position entered, Position left)
+{
+    Unit &of = unit(number);
+    close_units(left);
+    of.since = std::min(of.since, entered);
+    of.due = of.due || of.trained > 0;
+    gather(number);
+}
+
+void ShardedModel::recompute(size_t number)
 {
     begin_backward();
+    forward_reached(number, unit(number).last_entered, unit(number).last_left);
+}
+
+void ShardedModel::gather(size_t number)
+{
     Unit &of = unit(number);
     if (of.in_backward) {
         return;
@@ -38,8 +54,6 @@ void ShardedModel::outputs_reached(size_t number)
         return tddp_sharder_before_backward(sharder_, number, wait);
     });
     of.in_backward = true;
-    of.release_due = false;
-    of.forget_arrived();
     if (!of.on_device()) { // for segments that are computed again, which run on this thread
         of.expose();
     }
@@ -52,45 +66,34 @@ void ShardedModel::gradient_arrived(size_t number, size_t index)
     void *data = nullptr;
     int fresh = 0;
     check(tddp_sharder_gradient(sharder_, number, &data, &fresh));
-    of.take_gradient(index, data, !NestedBackward::running());
-    finalize_if_last(number);
+    of.take_gradient(index, data);
+    of.due = true;
 }
 
-void ShardedModel::forward_reached(size_t number, bool with_inputs)
+// Those with something to be done, the last one's forward first. Their order is the same on all
+// ranks.
+std::vector<size_t> ShardedModel::units_after(Position position) const
 {
-    Unit &of = unit(number);
-    (with_inputs ? of.open : of.open_without_inputs)++;
-}
-
-void ShardedModel::forward_passed(size_t number)
-{
-    Unit &of = unit(number);
-    of.open--;
-    of.passed = true;
-    if (in_backward_) {
-        finalize_if_last(number);
+    std::vector<size_t> found;
+    for (size_t number = units_.size(); number-- > 0;) {
+        const Unit &of = unit(number);
+        if (of.since > position && (of.in_backward || of.due)) {
+            found.push_back(number);
+        }
     }
+    std::stable_sort(found.begin(), found.end(),
+                     [this](size_t a, size_t b) { return unit(a).since > unit(b).since; });
+    return found;
 }
 
-// When all gradients of the unit have arrived, and no more will come, they are reduced. That is so
-// if all have come from outside of segments that are computed again, or if backward has passed the
-// inputs of every forward. Then nothing that backward has still to do reads the parameters; only
-// frozen ones may still be read where no inputs show that they are not.
-void ShardedModel::finalize_if_last(size_t number)
+void ShardedModel::close_units(Position position)
 {
-    Unit &of = unit(number);
-    const bool last = of.all_arrived(true) && !of.finalized;
-    const bool passed = of.passed && of.open == 0 && of.open_without_inputs == 0;
-    const bool all = last || (passed && of.all_arrived(false));
-    const bool frozen = of.trained < of.params.size();
-    of.finalized = of.finalized || last;
-    of.release_due = of.release_due || all;
-    if (of.in_backward && of.release_due && (passed || (of.open == 0 && !frozen))) {
-        release(number);
-    }
-    if (all) {
-        of.forget_arrived();
-        if (sync_ && tddp_sharder_has_gradient(sharder_, number)) {
+    for (const size_t number : units_after(position)) {
+        Unit &of = unit(number);
+        if (of.in_backward && of.forwards == 0) {
+            release(number);
+        }
+        if (of.due && of.sync) {
             reduce(number);
         }
     }
@@ -106,45 +109,39 @@ void ShardedModel::release(size_t number)
     }
 }
 
+// Also if no gradient came to the unit here: on another rank some may have come.
 void ShardedModel::reduce(size_t number)
 {
     Unit &of = unit(number);
     void *data = nullptr;
     int fresh = 0;
     check(tddp_sharder_gradient(sharder_, number, &data, &fresh));
-    of.zero_unwritten(data);
-    of.ran = false;
+    of.close_gradient(data);
+    of.due = false;
+    reduced_.push_back(number);
     waiting([this, number](const tddp_wait *wait) {
         return tddp_sharder_reduce(sharder_, number, wait);
     });
 }
 
-// Every rank reduces the units that it ran, also if no gradient came to one of them here: on
-// another rank some may have come.
 void ShardedModel::end_backward()
 {
     if (!in_backward_) {
         return;
     }
+    const int64_t last_ns = tddp_trace_enabled() ? tddp_trace_now() : 0;
+    close_units(0);
     for (size_t number = units_.size(); number-- > 0;) {
-        Unit &of = unit(number);
-        if (of.forwards == 0) {
+        if (unit(number).forwards == 0) {
             release(number);
         }
-        const bool due = of.ran || tddp_sharder_has_gradient(sharder_, number);
-        if (sync_ && due && of.trained > 0) {
-            reduce(number);
-        }
     }
-    const int64_t last_ns = tddp_trace_enabled() ? tddp_trace_now() : 0;
     waiting([this](const tddp_wait *wait) { return tddp_sharder_finish(sharder_, wait); });
     await_copies();
     for (const auto &unit : units_) {
         unit->add_copied();
     }
-    if (sync_) {
-        exchange_used();
-    }
+    exchange_used();
     for (const auto &unit : units_) {
         unit->end_backward();
     }
@@ -165,43 +162,55 @@ void ShardedModel::trace(int64_t last_ns)
     backward_ns_ = 0;
 }
 
-// Groups in the order in which units have them, which is the same on all ranks.
+// Which parameters any rank has used, of the units that were reduced. Groups in the order in which
+// units have them, which is the same on all ranks.
 void ShardedModel::exchange_used()
 {
+    std::sort(reduced_.begin(), reduced_.end());
+    reduced_.erase(std::unique(reduced_.begin(), reduced_.end()), reduced_.end());
     for (tddp_group *Unit::*kind : {&Unit::shard_group, &Unit::replica_group}) {
-        std::vector<tddp_group *> groups;
-        for (const auto &unit : units_) {
-            tddp_group *group = (*unit).*kind;
-            if (group && std::find(groups.begin(), groups.end(), group) == groups.end()) {
-                groups.push_back(group);
+        std::vector<Unit *> left;
+        for (const size_t number : reduced_) {
+            if (unit(number).*kind && tddp_group_world_size(unit(number).*kind) > 1) {
+                left.push_back(&unit(number));
             }
         }
-        for (tddp_group *group : groups) {
-            exchange_used(group, kind);
+        while (!left.empty()) {
+            tddp_group *group = left.front()->*kind;
+            const c10::Device device = left.front()->params[0].full.device();
+            const auto others = std::stable_partition(left.begin(), left.end(), [&](Unit *of) {
+                return of->*kind == group && of->params[0].full.device() == device;
+            });
+            exchange_used(group, {left.begin(), others});
+            left.erase(left.begin(), others);
         }
     }
+    reduced_.clear();
 }
 
-void ShardedModel::exchange_used(tddp_group *group, tddp_group *Unit::*kind)
+// A rank that has used everything knows the outcome. So the host need not wait for a device, unless
+// this rank is to learn something.
+void ShardedModel::exchange_used(tddp_group *group, const std::vector<Unit *> &units)
 {
-    std::vector<bool *> flags;
-    for (const auto &unit : units_) {
-        // For a device the host would have to wait.
-        if ((*unit).*kind == group && !unit->on_device()) {
-            for (ShardedParam &param : unit->params) {
-                flags.push_back(&param.used);
-            }
+    std::vector<ShardedParam *> params;
+    for (Unit *of : units) {
+        for (ShardedParam &param : of->params) {
+            params.push_back(&param);
         }
     }
-    if (flags.empty() || tddp_group_world_size(group) == 1) {
+    const auto known = [](const ShardedParam *param) {
+        return param->used || !param->piece.requires_grad();
+    };
+    const at::Tensor flags = at::empty({static_cast<int64_t>(params.size())}, at::kByte);
+    std::transform(params.begin(), params.end(), flags.data_ptr<uint8_t>(), known);
+    const at::Tensor exchanged = flags.to(units.front()->params[0].full.device());
+    all_reduce_blocking(group, exchanged, TDDP_REDUCE_MAX, region_, nullptr);
+    if (std::all_of(params.begin(), params.end(), known)) {
         return;
     }
-    const at::Tensor exchanged = at::empty({static_cast<int64_t>(flags.size())}, at::kByte);
-    auto *bytes = exchanged.data_ptr<uint8_t>();
-    std::transform(flags.begin(), flags.end(), bytes, [](const bool *flag) { return *flag; });
-    all_reduce_blocking(group, exchanged, TDDP_REDUCE_MAX, region_, nullptr);
-    for (size_t i = 0; i < flags.size(); i++) {
-        *flags[i] = bytes[i] != 0;
+    const at::Tensor result = exchanged.cpu();
+    for (size_t i = 0; i < params.size(); i++) {
+        params[i]->used = result.data_ptr<uint8_t>()[i] != 0;
     }
 }
 

@@ -50,9 +50,19 @@ void tddp_fsdp_set_reshard(tddp_fsdp *fsdp, size_t unit, int after_forward)
     tddp_sharder_set_reshard(fsdp->model->sharder(), unit, after_forward);
 }
 
-void tddp_fsdp_set_sync(tddp_fsdp *fsdp, int sync)
+void tddp_fsdp_set_sync(tddp_fsdp *fsdp, size_t unit, int sync)
 {
-    fsdp->model->set_sync(sync != 0);
+    fsdp->model->unit(unit).sync = sync != 0;
+}
+
+tddp_status tddp_fsdp_begin_forward(tddp_fsdp *fsdp)
+{
+    return guard([&] { fsdp->model->begin_forward(); });
+}
+
+tddp_status tddp_fsdp_end_forward(tddp_fsdp *fsdp)
+{
+    return guard([&] { fsdp->model->end_forward(); });
 }
 
 tddp_status tddp_fsdp_before_forward(tddp_fsdp *fsdp, size_t unit, const tddp_wait *wait)
@@ -60,9 +70,9 @@ tddp_status tddp_fsdp_before_forward(tddp_fsdp *fsdp, size_t unit, const tddp_wa
     return guard([&] { fsdp->model->before_forward(unit, wait); });
 }
 
-tddp_status tddp_fsdp_enter(tddp_fsdp *fsdp, size_t unit, tddp_tensor *const *inputs, size_t count)
+tddp_status tddp_fsdp_enter(tddp_fsdp *fsdp, size_t unit)
 {
-    return guard([&] { fsdp->model->enter(unit, list(inputs, count)); });
+    return guard([&] { fsdp->model->enter(unit); });
 }
 
 tddp_status tddp_fsdp_leave(tddp_fsdp *fsdp, size_t unit, tddp_tensor *const *outputs, size_t count)
@@ -72,12 +82,17 @@ tddp_status tddp_fsdp_leave(tddp_fsdp *fsdp, size_t unit, tddp_tensor *const *ou
 
 tddp_status tddp_fsdp_recompute(tddp_fsdp *fsdp, size_t unit)
 {
-    return guard([&] { fsdp->model->outputs_reached(unit); });
+    return guard([&] { fsdp->model->recompute(unit); });
 }
 
 void tddp_fsdp_abandon(tddp_fsdp *fsdp)
 {
     fsdp->model->abandon();
+}
+
+int tddp_fsdp_in_graph(const tddp_fsdp *fsdp)
+{
+    return fsdp->model.use_count() > 1;
 }
 
 int tddp_fsdp_unfinished(const tddp_fsdp *fsdp)

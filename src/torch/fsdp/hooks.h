@@ -1,4 +1,5 @@
-// What autograd's graph owns of a fully sharded model: hooks, which hold the model weakly.
+// What autograd's graph owns of a fully sharded model: hooks. Those on outputs keep the model, as
+// saved parameters do; those on parameters, which are the model's own, don't.
 #ifndef TDDP_TORCH_FSDP_HOOKS_H
 #define TDDP_TORCH_FSDP_HOOKS_H
 
@@ -34,43 +35,50 @@ class ArrivedHook final : public torch::autograd::FunctionPostHook
     size_t index_;
 };
 
-// One forward of a unit. Backward has come to it when it has come to an output, and has passed it
-// when the gradients of all its inputs are there. Of one without inputs that need a gradient the
-// latter is not known. Nothing follows from when the graph is destroyed, which a garbage collector
-// decides on each rank for itself. The hooks own it.
-class Forward
+// One forward of a unit, to which backward comes by any of its outputs, or by what reads one of its
+// parameters. Nothing follows from when the graph is destroyed, which a garbage collector decides
+// on each rank for itself. The hooks on outputs and the saved parameters own it.
+class Forward final : public TransientUse
 {
   public:
-    Forward(std::weak_ptr<ShardedModel> model, size_t unit, size_t inputs)
-        : model_(std::move(model)), unit_(unit), inputs_(inputs)
+    Forward(std::shared_ptr<ShardedModel> model, size_t unit, Position entered, Position left)
+        : model_(std::move(model)), unit_(unit), entered_(entered), left_(left)
     {
+    }
+    Position entered() const
+    {
+        return entered_;
+    }
+    void leave(Position left)
+    {
+        left_ = left;
     }
     void output_reached()
     {
-        const std::shared_ptr<ShardedModel> model = model_.lock();
-        if (!model) {
-            return;
-        }
-        model->outputs_reached(unit_);
-        if (backward_ != model->backward_number()) {
-            backward_ = model->backward_number();
-            left_ = inputs_;
-            model->forward_reached(unit_, inputs_ > 0);
+        model_->begin_backward();
+        if (backward_ != model_->backward_number()) {
+            reached();
         }
     }
-    void input_passed()
+    void bring_back() override
     {
-        const std::shared_ptr<ShardedModel> model = model_.lock();
-        if (model && backward_ == model->backward_number() && left_ > 0 && --left_ == 0) {
-            model->forward_passed(unit_);
+        if (!model_->unit(unit_).placed()) {
+            model_->begin_backward();
+            reached();
         }
     }
 
   private:
-    std::weak_ptr<ShardedModel> model_;
+    void reached()
+    {
+        backward_ = model_->backward_number();
+        model_->forward_reached(unit_, entered_, left_);
+    }
+
+    std::shared_ptr<ShardedModel> model_;
     size_t unit_;
-    size_t inputs_;
-    size_t left_ = 0;
+    Position entered_;
+    Position left_;
     uint64_t backward_ = 0; // the last that came to it
 };
 

@@ -9,6 +9,7 @@
 #include <tddp/log.h>
 #include <tddp/trace.h>
 
+#include "torch/autograd/saved_tensors.h"
 #include "torch/checkpoint/checkpoint.h"
 #include "torch/fsdp/hooks.h"
 #include "torch/tensor/device.h"
@@ -167,6 +168,7 @@ void ShardedModel::add(const tddp_fsdp_unit_opts &opts, const tddp_wait *wait)
     const c10::Device device = tensor_of(opts.params[0].handle).device();
     units_.push_back(std::make_unique<Unit>(sharder_, units_.size(), opts,
                                             made.offload ? copies_of(device) : nullptr));
+    units_.back()->join(weak_from_this(), units_.size() - 1);
     add_device(device);
 }
 
@@ -209,6 +211,9 @@ void ShardedModel::merge(ShardedModel &from)
     check(tddp_sharder_merge(sharder_, from.sharder_));
     std::move(from.units_.begin(), from.units_.end(), std::back_inserter(units_));
     from.units_.clear();
+    for (size_t number = 0; number < units_.size(); number++) {
+        units_[number]->join(weak_from_this(), number);
+    }
     std::move(from.copies_.begin(), from.copies_.end(), std::back_inserter(copies_));
     from.copies_.clear();
     for (const c10::Device device : from.devices_) {
@@ -238,68 +243,76 @@ void ShardedModel::before_forward(size_t number, const tddp_wait *wait)
     }
     if (!wait || wait->timeout_ms == 0) { // the others continue it, on this thread or another
         streams_ = current_streams(devices_);
+        if (in_backward_) {
+            close_units(of.last_left);
+        }
     }
     const c10::MultiStreamGuard streams(streams_);
     check(tddp_sharder_before_forward(sharder_, number, wait));
     of.forwards++;
 }
 
-void ShardedModel::enter(size_t number, const std::vector<at::Tensor *> &inputs)
+void ShardedModel::enter(size_t number)
 {
     Unit &of = unit(number);
+    const Position entered = in_backward_ ? of.last_entered : ++position_;
+    of.running.push_back(
+        std::make_shared<Forward>(shared_from_this(), number, entered, of.last_left));
+    // Where that can't be, parameters are there only as long as backward comes by the outputs.
+    (void)install_saved_tensors();
+    begin_keeping();
     of.expose();
-    if (!at::GradMode::is_enabled()) {
-        return;
-    }
-    std::vector<at::Tensor> wanted;
-    for (at::Tensor *input : inputs) {
-        if (!input->defined() || !input->requires_grad()) {
-            continue;
-        }
-        if (input->is_leaf()) { // hooks on a leaf would stay
-            *input = input->view_as(*input);
-        }
-        wanted.push_back(*input);
-    }
-    const auto forward = std::make_shared<Forward>(weak_from_this(), number, wanted.size());
-    for (const at::Tensor &input : wanted) {
-        input.register_hook([forward](const at::Tensor &) { forward->input_passed(); });
-    }
-    of.entered.push_back(forward);
 }
 
+// Outputs may need no gradient, here or on some ranks alone, and yet something of the unit may be
+// part of the loss: so a forward with grad counts, whatever its outputs are.
 void ShardedModel::leave(size_t number, const std::vector<at::Tensor *> &outputs)
 {
     Unit &of = unit(number);
     if (of.forwards > 0) {
         of.forwards--;
     }
-    std::shared_ptr<Forward> forward; // none without grad
-    if (at::GradMode::is_enabled() && !of.entered.empty()) {
-        forward = std::move(of.entered.back());
-        of.entered.pop_back();
+    if (of.running.empty()) { // it failed before
+        tddp_sharder_after_forward(sharder_, number, 0);
+        return;
     }
+    end_keeping();
+    const std::shared_ptr<Forward> forward = std::move(of.running.back());
+    of.running.pop_back();
+    of.last_entered = forward->entered();
+    of.last_left = in_backward_ ? of.last_left : ++position_;
+    forward->leave(of.last_left);
     if (of.forwards == 0 && !of.in_backward) {
         of.hide();
     }
-    bool backward = false;
-    for (const at::Tensor *output : outputs) {
-        if (forward && output->defined() && output->requires_grad() && !output->is_leaf()) {
-            backward = true;
-            output->register_hook([forward](const at::Tensor &) { forward->output_reached(); });
+    const bool with_graph = at::GradMode::is_enabled() && !outputs.empty();
+    if (with_graph) {
+        for (const at::Tensor *output : outputs) {
+            if (output->defined() && output->requires_grad() && !output->is_leaf()) {
+                output->register_hook([forward](const at::Tensor &) { forward->output_reached(); });
+            }
         }
+        of.since = std::min(of.since, forward->entered());
+        of.due = of.due || of.trained > 0;
     }
-    of.ran = of.ran || backward;
-    tddp_sharder_after_forward(sharder_, number, backward);
-    if (!in_backward_ && !any_forward()) {
-        await_copies();
-    }
+    tddp_sharder_after_forward(sharder_, number, with_graph);
 }
 
-bool ShardedModel::any_forward() const
+// What comes first of backward may be a segment that is computed again.
+void ShardedModel::begin_forward()
 {
-    return std::any_of(units_.begin(), units_.end(),
-                       [](const auto &unit) { return unit->forwards > 0; });
+    if (recomputing()) {
+        begin_backward();
+    }
+    tddp_sharder_begin_forward(sharder_);
+}
+
+void ShardedModel::end_forward()
+{
+    tddp_sharder_end_forward(sharder_);
+    if (!in_backward_) {
+        await_copies();
+    }
 }
 
 bool ShardedModel::unfinished() const
@@ -312,6 +325,7 @@ void ShardedModel::abandon()
     tddp_sharder_abandon(sharder_);
     (void)!guard([&] { await_copies(); }); // what failed there was reported before
     in_backward_ = false;
+    reduced_.clear();
     for (const auto &unit : units_) {
         unit->reset();
     }

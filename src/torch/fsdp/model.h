@@ -13,8 +13,8 @@
 namespace tddp_torch
 {
 
-// Forward on one thread, backward on autograd's of one device: never two at a time. Hooks hold the
-// model weakly.
+// Forward on one thread, backward on autograd's of one device: never two at a time. A graph keeps
+// the model.
 class ShardedModel : public std::enable_shared_from_this<ShardedModel>
 {
   public:
@@ -33,14 +33,12 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
     }
     void add(const tddp_fsdp_unit_opts &opts, const tddp_wait *wait);
     void merge(ShardedModel &from);
-    void set_sync(bool sync)
-    {
-        sync_ = sync;
-    }
 
     // --- forward
+    void begin_forward();
+    void end_forward();
     void before_forward(size_t number, const tddp_wait *wait);
-    void enter(size_t number, const std::vector<at::Tensor *> &inputs);
+    void enter(size_t number);
     void leave(size_t number, const std::vector<at::Tensor *> &outputs);
     void abandon();
     // Whether a backward has begun and failed.
@@ -51,10 +49,16 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
     tddp_fsdp_copied copied_bytes() const;
 
     // --- backward, called by hooks
-    void outputs_reached(size_t number);
+    void begin_backward();
+    // Backward has come to a forward of the unit, which was between these positions.
+    void forward_reached(size_t number, Position entered, Position left);
+    // A segment of the unit's forward is about to be computed again.
+    void recompute(size_t number);
     void gradient_arrived(size_t number, size_t index);
-    void forward_reached(size_t number, bool with_inputs);
-    void forward_passed(size_t number);
+    Position position() const
+    {
+        return position_;
+    }
     uint64_t backward_number() const
     {
         return backward_number_;
@@ -69,16 +73,16 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
 
     void add_device(c10::Device device);
     std::shared_ptr<HostCopies> copies_of(c10::Device device);
-    bool any_forward() const;
     void add_hooks(size_t number);
-    void begin_backward();
     void end_backward();
-    void reduce(size_t number);
+    void gather(size_t number);
+    std::vector<size_t> units_after(Position position) const;
+    void close_units(Position position);
     void release(size_t number);
-    void finalize_if_last(size_t number);
+    void reduce(size_t number);
     void trace(int64_t last_ns);
     void exchange_used();
-    void exchange_used(tddp_group *group, tddp_group *Unit::*kind);
+    void exchange_used(tddp_group *group, const std::vector<Unit *> &units);
     // Waits in the host's region, if it has to.
     void waiting(const std::function<tddp_status(const tddp_wait *wait)> &body) const;
 
@@ -89,10 +93,11 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel>
     std::vector<c10::Device> devices_;
     std::vector<std::shared_ptr<HostCopies>> copies_; // of units that are offloaded
     std::vector<c10::Stream> streams_;                // of the thread that runs forward
-    bool sync_ = true;
+    Position position_ = 0;
     bool in_backward_ = false;
     uint64_t backward_number_ = 0;
-    int64_t forward_ns_ = 0; // when it began, for the trace; 0: there is none
+    std::vector<size_t> reduced_; // units, in this backward
+    int64_t forward_ns_ = 0;      // when it began, for the trace; 0: there is none
     int64_t backward_ns_ = 0;
 };
 

@@ -7,7 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/StorageImpl.h>
 
-#include "torch/tensor/transient.h"
+#include "torch/fsdp/hooks.h"
 
 namespace tddp_torch
 {
@@ -30,8 +30,8 @@ at::Tensor leaf(const at::Tensor &tensor, bool requires_grad)
 
 Unit::Unit(tddp_sharder *sharder, size_t number, const tddp_fsdp_unit_opts &opts,
            std::shared_ptr<HostCopies> copies)
-    : shard_group(opts.shard_group), replica_group(opts.replica_group), copies_(std::move(copies)),
-      pin_memory_(opts.pin_memory != 0)
+    : shard_group(opts.shard_group), replica_group(opts.replica_group), number_(number),
+      copies_(std::move(copies)), pin_memory_(opts.pin_memory != 0)
 {
     const at::NoGradGuard no_grad;
     size_t count = 0;
@@ -60,7 +60,7 @@ Unit::Unit(tddp_sharder *sharder, size_t number, const tddp_fsdp_unit_opts &opts
     ranks_ = shard_group ? static_cast<size_t>(tddp_group_world_size(shard_group)) : 1;
     full_bytes_ = ranks_ * shard_.count * c10::elementSize(gather_type_);
     storage_ = c10::Storage(c10::Storage::use_byte_size_t(), full_bytes_,
-                            transient_memory(nullptr, first.device()), nullptr, false);
+                            transient_memory(nullptr, this, first.device()), nullptr, false);
     params.resize(count);
     for (size_t i = 0; i < count; i++) {
         ShardedParam &param = params[i];
@@ -76,6 +76,20 @@ Unit::Unit(tddp_sharder *sharder, size_t number, const tddp_fsdp_unit_opts &opts
     for (ShardedParam &param : params) {
         *param.handle = param.piece;
     }
+}
+
+// Tensors of the host's may outlive it, at no address.
+Unit::~Unit()
+{
+    c10::StorageImpl *storage = storage_.unsafeGetStorageImpl();
+    storage->set_data_ptr_noswap(transient_memory(nullptr, nullptr, options_.device()));
+    storage->set_nbytes(0);
+}
+
+void Unit::join(std::weak_ptr<ShardedModel> model, size_t number)
+{
+    model_ = std::move(model);
+    number_ = number;
 }
 
 // The intersection of the parameter's slice with the shard, filled with its values.
@@ -110,8 +124,24 @@ void Unit::make_full(const at::Tensor &full, ShardedParam &param) const
 void Unit::place(void *data)
 {
     c10::StorageImpl *storage = storage_.unsafeGetStorageImpl();
-    storage->set_data_ptr_noswap(transient_memory(data, options_.device()));
+    storage->set_data_ptr_noswap(transient_memory(data, this, options_.device()));
     storage->set_nbytes(data ? full_bytes_ : 0);
+}
+
+bool Unit::placed() const
+{
+    return storage_.unsafeGetStorageImpl()->nbytes() > 0;
+}
+
+// Where none of its forwards runs, it is gathered by hand.
+std::shared_ptr<TransientUse> Unit::current_use()
+{
+    if (!running.empty()) {
+        return running.back();
+    }
+    const std::shared_ptr<ShardedModel> model = model_.lock();
+    return model ? std::make_shared<Forward>(model, number_, model->position(), model->position())
+                 : nullptr;
 }
 
 void Unit::expose()
@@ -204,7 +234,7 @@ at::Tensor Unit::flat_slice(void *data, const ShardedParam &param) const
                        options_.dtype(reduce_type_));
 }
 
-void Unit::take_gradient(size_t index, void *data, bool last)
+void Unit::take_gradient(size_t index, void *data)
 {
     const at::NoGradGuard no_grad;
     ShardedParam &param = params[index];
@@ -223,44 +253,25 @@ void Unit::take_gradient(size_t index, void *data, bool last)
                                 param.name.c_str()));
     }
     at::Tensor slice = flat_slice(data, param);
-    if (param.written) {
+    if (param.holds) {
         slice.add_(grad);
     } else {
         slice.copy_(grad);
     }
-    param.written = true;
-    param.arrived = true;
-    param.is_last = param.is_last || last;
-    param.used = true;
+    param.holds = true;
     grad.reset();
 }
 
-void Unit::zero_unwritten(void *data)
+void Unit::close_gradient(void *data)
 {
     const at::NoGradGuard no_grad;
     for (ShardedParam &param : params) {
-        if (!param.written) {
+        if (!param.holds) {
             flat_slice(data, param).zero_();
         }
-        param.written = false;
+        param.used = param.used || param.holds;
+        param.holds = false;
     }
-}
-
-void Unit::forget_arrived()
-{
-    for (ShardedParam &param : params) {
-        param.arrived = false;
-    }
-}
-
-bool Unit::all_arrived(bool last) const
-{
-    for (const ShardedParam &param : params) {
-        if (param.piece.requires_grad() && !(last ? param.is_last : param.arrived)) {
-            return false;
-        }
-    }
-    return true;
 }
 
 void Unit::add_reduced(void *from, size_t count)
@@ -311,20 +322,6 @@ void Unit::add(const at::Tensor &reduced, bool copy)
     }
 }
 
-void Unit::begin_backward()
-{
-    finalized = false;
-    passed = false;
-    open = 0;
-    open_without_inputs = 0;
-    for (ShardedParam &param : params) {
-        param.arrived = false;
-        param.is_last = false;
-        param.used = false;
-        param.made = false;
-    }
-}
-
 void Unit::end_backward()
 {
     for (ShardedParam &param : params) {
@@ -334,7 +331,7 @@ void Unit::end_backward()
         param.made = false;
         param.used = false;
     }
-    forget_arrived();
+    since = NEVER;
 }
 
 void Unit::reset()
@@ -342,14 +339,14 @@ void Unit::reset()
     hide();
     copied_.clear();
     for (ShardedParam &param : params) {
-        param.written = false;
+        param.holds = false;
         param.full.mutable_grad().reset();
     }
     end_backward();
     forwards = 0;
-    entered.clear();
+    running.clear();
     in_backward = false;
-    ran = false;
+    due = false;
 }
 
 } // namespace tddp_torch

@@ -13,11 +13,13 @@
 #include "torch/autograd/node.h"
 #include "torch/fsdp/copies.h"
 #include "torch/tensor/shim.h"
+#include "torch/tensor/transient.h"
 
 namespace tddp_torch
 {
 
 class Forward;
+class ShardedModel;
 
 struct ShardedParam {
     at::Tensor *handle; // the host's
@@ -29,26 +31,33 @@ struct ShardedParam {
     int64_t start = 0;       // of the piece, in the parameter
     NodePointer accumulator; // of `full`, with a hook; null: it needs no gradient
     uintptr_t hook = 0;
-    bool written = false; // its slice of the flat gradient holds something
-    bool arrived = false; // in this backward, since the gradient was last reduced
-    bool is_last = false; // and not from a segment that is computed again
-    bool used = false;    // in this backward, on any rank
-    bool made = false;    // its piece had no gradient before this backward
+    bool holds = false; // a sum of gradients that is not reduced yet, in the flat gradient
+    bool used = false;  // such a sum, of any rank, is among what this backward has reduced
+    bool made = false;  // its piece had no gradient before this backward
 };
 
+// Where forward is: it comes to units and leaves them one after the other.
+using Position = uint64_t;
+constexpr Position NEVER = UINT64_MAX;
+
 // One thread at a time.
-class Unit
+class Unit final : public TransientOwner
 {
   public:
     // `copies`: of its device, if it is offloaded; or null.
     Unit(tddp_sharder *sharder, size_t number, const tddp_fsdp_unit_opts &opts,
          std::shared_ptr<HostCopies> copies);
+    ~Unit() override;
     Unit(const Unit &) = delete;
     Unit &operator=(const Unit &) = delete;
 
     // --- values
     // The full parameters are in this memory; nullptr: nowhere.
     void place(void *data);
+    // The unit is this one of a model.
+    void join(std::weak_ptr<ShardedModel> model, size_t number);
+    bool placed() const;
+    std::shared_ptr<TransientUse> current_use() override;
     // The handles refer to full parameters, or to pieces.
     void expose();
     void hide();
@@ -69,16 +78,13 @@ class Unit
 
     // --- gradients
     // Moves a gradient to its slice of the flat gradient at `data`.
-    void take_gradient(size_t index, void *data, bool last);
-    void zero_unwritten(void *data);
-    void forget_arrived();
-    // `last`: and no more will come, but from segments that are computed again.
-    bool all_arrived(bool last) const;
+    void take_gradient(size_t index, void *data);
+    // Before the flat gradient is reduced: what has no sum in it is zero.
+    void close_gradient(void *data);
     // Adds the reduced gradient of the shard to the pieces' gradients; of a unit that is offloaded
     // when add_copied() follows, after the copy.
     void add_reduced(void *from, size_t count);
     void add_copied();
-    void begin_backward();
     // Pieces of parameters that no rank used have no gradient, if they had none.
     void end_backward();
     // After an exception.
@@ -89,16 +95,18 @@ class Unit
     tddp_group *replica_group;                     // nullptr: none
     int forwards = 0;                              // that are running
     size_t trained = 0;                            // parameters that need a gradient
-    std::vector<std::shared_ptr<Forward>> entered; // the forwards that are running, with grad
-    // Forwards that backward has come to and not passed, and those of which the latter is not
-    // known.
-    int open = 0;
-    int open_without_inputs = 0;
-    bool passed = false; // backward has passed a forward
+    std::vector<std::shared_ptr<Forward>> running; // forwards
+    // The last forward that was not within backward.
+    Position last_entered = NEVER;
+    Position last_left = NEVER;
+    // The earliest of the forwards that backward may still come to, or has come to in this
+    // backward; NEVER: the last backward is over, and none has run since.
+    Position since = NEVER;
+    // Its gradient is reduced by the next backward that synchronizes it: a forward that trains has
+    // run since it was last reduced, or backward has come to one. The same on all ranks.
+    bool due = false;
+    bool sync = true;
     bool in_backward = false;
-    bool finalized = false;   // all gradients have arrived in this backward
-    bool release_due = false; // and since it was gathered
-    bool ran = false;         // a forward with a graph has run since gradients were last reduced
 
   private:
     at::Tensor flat_slice(void *data, const ShardedParam &param) const;
@@ -106,6 +114,8 @@ class Unit
     void add(const at::Tensor &reduced, bool copy);
     void make_full(const at::Tensor &full, ShardedParam &param) const;
 
+    std::weak_ptr<ShardedModel> model_;
+    size_t number_;
     c10::Storage storage_; // of the full parameters
     size_t ranks_;
     size_t full_bytes_;

@@ -112,6 +112,7 @@ static void train_and_lose(int rank, int world_size, int port, int in_backward)
     model mine;
     begin(&mine, rank, world_size, port);
     run_forward(&mine, 1);
+    tddp_sharder_begin_backward(mine.sharder);
     if (in_backward) {
         for (size_t u = UNITS - 1; u > 1; u--) {
             CHECK_OK(tddp_sharder_before_backward(mine.sharder, u, NULL));
@@ -195,6 +196,7 @@ MULTI_TEST(waits_are_resumed, 2, 60)
     check_values(&mine, 0);
     CHECK_INT(mine.sharder->order.count, 1);
     tddp_sharder_after_forward(mine.sharder, 0, 1);
+    tddp_sharder_begin_backward(mine.sharder);
     CHECK_OK(tddp_sharder_before_backward(mine.sharder, 0, NULL));
     write_gradient(&mine, 0, 1);
     tddp_sharder_after_backward(mine.sharder, 0);
@@ -214,6 +216,7 @@ MULTI_TEST(an_abandoned_backward, 2, 60)
     model mine;
     begin(&mine, rank, world_size, port);
     run_forward(&mine, 1);
+    tddp_sharder_begin_backward(mine.sharder);
     CHECK_OK(tddp_sharder_before_backward(mine.sharder, UNITS - 1, NULL));
     write_gradient(&mine, UNITS - 1, 100);
     CHECK_OK(tddp_sharder_before_backward(mine.sharder, UNITS - 2, NULL));

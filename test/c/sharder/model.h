@@ -134,6 +134,7 @@ static inline void check_values(const model *mine, size_t unit)
 static inline void run_forward(model *mine, int backward)
 {
     const size_t root = UNITS - 1;
+    tddp_sharder_begin_forward(mine->sharder);
     CHECK_OK(tddp_sharder_before_forward(mine->sharder, root, NULL));
     for (size_t u = 0; u < root; u++) {
         CHECK_OK(tddp_sharder_before_forward(mine->sharder, u, NULL));
@@ -143,6 +144,7 @@ static inline void run_forward(model *mine, int backward)
         CHECK(mine->placed[u] == NULL);
     }
     tddp_sharder_after_forward(mine->sharder, root, backward);
+    tddp_sharder_end_forward(mine->sharder);
     CHECK_INT(tddp_sharder_unsharded(mine->sharder, root), backward);
 }
 
@@ -160,6 +162,7 @@ static inline void write_gradient(model *mine, size_t unit, float scale)
 
 static inline void run_backward(model *mine, float scale)
 {
+    tddp_sharder_begin_backward(mine->sharder);
     for (size_t k = 0; k < UNITS; k++) {
         const size_t u = UNITS - 1 - k;
         CHECK_OK(tddp_sharder_before_backward(mine->sharder, u, NULL));

@@ -216,11 +216,14 @@ static void run_unit(model *mine, size_t unit, int step)
 
 static void train(model *mine, int step)
 {
+    tddp_sharder_begin_forward(mine->sharder);
     for (size_t u = 0; u < UNITS; u++) {
         CHECK_OK(tddp_sharder_before_forward(mine->sharder, u, NULL));
         run_unit(mine, u, step);
         tddp_sharder_after_forward(mine->sharder, u, 1);
     }
+    tddp_sharder_end_forward(mine->sharder);
+    tddp_sharder_begin_backward(mine->sharder);
     for (size_t u = UNITS; u-- > 0;) {
         void *data = NULL;
         int fresh = 0;

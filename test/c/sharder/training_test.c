@@ -87,7 +87,8 @@ static size_t in_memory(const model *mine)
     return count;
 }
 
-/* In the second iteration the next unit is on its way while one runs, and never a third. */
+/* From the second iteration on the next unit is on its way while one runs, beside the model's own
+ * parameters, and never another one. */
 MULTI_TEST(one_unit_is_gathered_ahead, 2, 60)
 {
     model mine;
@@ -95,27 +96,70 @@ MULTI_TEST(one_unit_is_gathered_ahead, 2, 60)
     run_forward(&mine, 1);
     run_backward(&mine, 1);
     const size_t root = UNITS - 1;
+    tddp_sharder_begin_forward(mine.sharder);
     CHECK_OK(tddp_sharder_before_forward(mine.sharder, root, NULL));
     CHECK(mine.sharder->units[0].state == TDDP_GATHERING);
     for (size_t u = 0; u < root; u++) {
         CHECK_OK(tddp_sharder_before_forward(mine.sharder, u, NULL));
-        /* The root and this one are unsharded. */
-        CHECK_INT(in_memory(&mine), 2);
+        CHECK(u + 1 == root || mine.sharder->units[u + 1].state == TDDP_GATHERING);
+        CHECK_INT(in_memory(&mine), u + 1 < root ? 3 : 2);
         tddp_sharder_after_forward(mine.sharder, u, 1);
     }
     tddp_sharder_after_forward(mine.sharder, root, 1);
+    tddp_sharder_end_forward(mine.sharder);
     CHECK_INT(in_memory(&mine), 1);
+    tddp_sharder_begin_backward(mine.sharder);
     CHECK_OK(tddp_sharder_before_backward(mine.sharder, root, NULL));
-    CHECK(mine.sharder->units[root - 1].state == TDDP_GATHERING);
+    for (size_t u = root; u-- > 0;) {
+        CHECK(mine.sharder->units[u].state == TDDP_GATHERING);
+        CHECK_OK(tddp_sharder_before_backward(mine.sharder, u, NULL));
+        CHECK(u == 0 || mine.sharder->units[u - 1].state == TDDP_GATHERING);
+        CHECK_INT(in_memory(&mine), u > 0 ? 3 : 2);
+        tddp_sharder_after_backward(mine.sharder, u);
+    }
     tddp_sharder_after_backward(mine.sharder, root);
-    CHECK_OK(tddp_sharder_before_backward(mine.sharder, root - 1, NULL));
-    CHECK(mine.sharder->units[root - 2].state == TDDP_GATHERING);
-    CHECK_INT(in_memory(&mine), 2);
-    /* What was gathered ahead and not used is not there for ever. */
-    tddp_sharder_after_backward(mine.sharder, root - 1);
-    tddp_sharder_after_backward(mine.sharder, root - 2);
     CHECK_INT(in_memory(&mine), 0);
     CHECK_OK(tddp_sharder_finish(mine.sharder, NULL));
+    end(&mine);
+}
+
+/* Whatever each rank has freed meanwhile: ranks would gather units in other orders. */
+MULTI_TEST(ranks_that_free_units_late_gather_the_same_ahead, 2, 60)
+{
+    model mine;
+    begin(&mine, rank, world_size, port);
+    run_forward(&mine, 1);
+    tddp_sharder_begin_backward(mine.sharder);
+    for (size_t k = 0; k < UNITS; k++) {
+        const size_t u = UNITS - 1 - k;
+        CHECK_OK(tddp_sharder_before_backward(mine.sharder, u, NULL));
+        CHECK(u == 0 || mine.sharder->units[u - 1].state == TDDP_GATHERING);
+        if (rank == 0) {
+            tddp_sharder_after_backward(mine.sharder, u);
+        }
+    }
+    for (size_t u = 0; u < UNITS; u++) {
+        tddp_sharder_after_backward(mine.sharder, u);
+    }
+    CHECK_OK(tddp_sharder_finish(mine.sharder, NULL));
+    end(&mine);
+}
+
+/* A program that goes another way than in the last iteration. */
+MULTI_TEST(what_is_gathered_ahead_and_not_used_is_freed, 2, 60)
+{
+    model mine;
+    begin(&mine, rank, world_size, port);
+    run_forward(&mine, 0);
+    tddp_sharder_begin_forward(mine.sharder);
+    CHECK_OK(tddp_sharder_before_forward(mine.sharder, UNITS - 1, NULL));
+    CHECK(mine.sharder->units[0].state == TDDP_GATHERING);
+    CHECK_OK(tddp_sharder_before_forward(mine.sharder, 2, NULL));
+    check_values(&mine, 2);
+    tddp_sharder_after_forward(mine.sharder, 2, 0);
+    tddp_sharder_after_forward(mine.sharder, UNITS - 1, 0);
+    tddp_sharder_end_forward(mine.sharder);
+    CHECK_INT(in_memory(&mine), 0);
     end(&mine);
 }
 
@@ -144,6 +188,7 @@ MULTI_TEST(a_kept_unit_is_gathered_again_in_the_next_iteration, 2, 60)
     const size_t root = UNITS - 1;
     size_t offset;
     const tddp_buffer shard = tddp_sharder_shard(mine.sharder, root, &offset, NULL);
+    tddp_sharder_begin_forward(mine.sharder);
     CHECK_OK(tddp_sharder_before_forward(mine.sharder, 0, NULL));
     CHECK_OK(tddp_sharder_before_forward(mine.sharder, root, NULL));
     tddp_sharder_after_forward(mine.sharder, root, 1);
@@ -154,7 +199,9 @@ MULTI_TEST(a_kept_unit_is_gathered_again_in_the_next_iteration, 2, 60)
     check_values(&mine, root);
     tddp_sharder_after_forward(mine.sharder, root, 1);
     tddp_sharder_after_forward(mine.sharder, 0, 1);
+    tddp_sharder_end_forward(mine.sharder);
     CHECK_INT(tddp_sharder_unsharded(mine.sharder, root), 1);
+    tddp_sharder_begin_forward(mine.sharder);
     CHECK_OK(tddp_sharder_before_forward(mine.sharder, root, NULL));
     CHECK_DOUBLE(mine.placed[root][0], -1, 0);
     CHECK_DOUBLE(mine.placed[root][66], -1, 0);
@@ -214,6 +261,7 @@ MULTI_TEST(replicas_alone, 3, 60)
     CHECK(tddp_sharder_shard(mine.sharder, 0, &offset, NULL).data == (void *)mine.placed[0]);
     tddp_sharder_after_forward(mine.sharder, 0, 1);
     CHECK_INT(tddp_sharder_memory(mine.sharder).unsharded, 0);
+    tddp_sharder_begin_backward(mine.sharder);
     CHECK_OK(tddp_sharder_before_backward(mine.sharder, 0, NULL));
     void *data = NULL;
     int fresh = 0;

@@ -6,12 +6,14 @@ module Torch
       # What a module can do that {FSDP.fully_shard} has made a unit.
       module FSDPModule
         # Whether the gradients of backwards that follow are reduced. Off, they are kept whole and added up, which saves
-        # communication and costs memory; the next backward with it on reduces the sums.
+        # communication and costs memory; the next backward with it on reduces the sums, also of layers that it leaves out itself.
+        # The same on all processes.
         #
         # @param sync [Boolean]
+        # @param recurse [Boolean] whether also those of the units within this one
         # @return [void]
-        def set_requires_gradient_sync(sync)
-          unit.state.sync = sync
+        def set_requires_gradient_sync(sync, recurse: true)
+          (recurse ? FSDP.units_in(self) : [unit]).each { |each| each.sync = sync }
         end
 
         # Whether the unit is freed between forward and backward. The same on all processes.

@@ -68,14 +68,16 @@ module Torch
           @module.call(*inputs, **kwargs)
         end
 
-        # Backwards within the block keep whole gradients and add them up; the first one after it reduces the sums.
+        # Backwards within the block keep whole gradients and add them up; the first one after it reduces the sums. What was
+        # set before holds again after it, so that blocks may be nested.
         #
         # @return [Object] the block's value
         def no_sync
-          @module.set_requires_gradient_sync(false)
+          before = FSDP.units_in(@module).to_h { |unit| [unit, unit.sync] }
+          before.each_key { |unit| unit.sync = false }
           yield
         ensure
-          @module.set_requires_gradient_sync(true)
+          before&.each { |unit, sync| unit.sync = sync }
         end
 
         # Scales the gradients so that the norm of all of them, of the whole model, is at most `max_norm`. A collective call.

@@ -56,13 +56,12 @@ module Torch
         def running(unit)
           begin_forward(unit) if @running.zero?
           @running += 1
-          yield
-        ensure
-          @running -= 1
-        end
-
-        def sync=(value)
-          @model.sync = value
+          begin
+            yield
+          ensure
+            @running -= 1
+            @model.end_forward if @running.zero?
+          end
         end
 
         private
@@ -72,6 +71,7 @@ module Torch
           @model.abandon if @model.unfinished?
           @root ||= unit.tap(&:become_root)
           StepMemory.instance.step if unit.equal?(@root) && Torch.grad_enabled?
+          @model.begin_forward
         end
 
         def next_number

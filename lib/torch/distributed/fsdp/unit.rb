@@ -63,6 +63,7 @@ module Torch
           @precision = precision
           @reshard = reshard
           @offload = offload
+          @sync = true
           shapes = parameters.list.map(&:shape)
           @number = add("#{name || modules.map { |each| each.class.name }.join(", ")} (unit #{Unit.next_of(groups.compact.first)})", groups)
           parameters.list.zip(shapes) do |parameter, shape|
@@ -115,6 +116,16 @@ module Torch
 
         def reshard
           @state.model.reshard(@number) if @number
+        end
+
+        # Whether its gradients are reduced by the backwards that follow.
+        #
+        # @return [Boolean]
+        attr_reader :sync
+
+        def sync=(value)
+          @sync = value
+          @state.model.set_sync(@number, value) if @number
         end
 
         # Gathers the parameters in their own dtype. A collective call.
@@ -200,24 +211,13 @@ module Torch
           @state.model.before_forward(number)
           outputs = []
           begin
-            inputs, kwargs = enter(number, inputs, kwargs)
+            @state.model.enter(number)
             output = within(rest, inputs, kwargs, forward)
             outputs = Nested.tensors(output)
             output
           ensure
             @state.model.leave(number, outputs)
           end
-        end
-
-        # Leaves that need a gradient are replaced, so that their hooks do not stay.
-        def enter(number, inputs, kwargs)
-          given = Torch.grad_enabled? ? Nested.tensors([inputs, kwargs]).select(&:requires_grad) : []
-          return [inputs, kwargs].tap { @state.model.enter(number, given) } if given.none?(&:leaf?)
-
-          fresh = {}.compare_by_identity
-          given.zip(@state.model.fresh(given)) { |old, new| fresh[old] = new }
-          @state.model.enter(number, fresh.values)
-          Nested.map([inputs, kwargs]) { |tensor| fresh[tensor] || tensor }
         end
 
         def cast(value, dtype)

@@ -46,8 +46,8 @@ module Torch
         private_constant :Blocks
 
         # A unit: its shard's elements, the bytes of one when it is gathered and in its gradient; where it is.
-        Unit = Struct.new(:shard, :ranks, :each, :gathered, :reduced, :trained, :reshards, :out, :cast, :gradient, :unsharded, :kept, :in_backward,
-          :passed, keyword_init: true) do
+        Unit = Struct.new(:shard, :ranks, :each, :gathered, :reduced, :trained, :reshards, :out, :cast, :gradient, :unsharded, :passed,
+          keyword_init: true) do
           def shard_is_full?
             ranks == 1 && gathered == each
           end
@@ -125,20 +125,17 @@ module Torch
         def reshard(unit)
           @blocks.give(unit.out)
           unit.out = nil
-          unit.unsharded = unit.kept = false
+          unit.unsharded = false
         end
 
+        # One at a time; the one before is used by then.
         def gather_ahead(unit)
-          return if unit.nil? || unit.unsharded
-
-          stays = !@in_backward && !unit.reshards
-          gather(unit) if stays || @order.count { |each| each.unsharded && !each.kept && each.out } < 2
+          gather(unit) if unit
         end
 
         # --- an iteration
 
         def forward
-          @in_backward = false
           before_forward(@root) if @root
           @layers.each do |unit|
             before_forward(unit)
@@ -149,41 +146,35 @@ module Torch
 
         def before_forward(unit)
           unshard(unit)
-          unit.kept = false
           gather_ahead(@order[@order.index { |each| each.equal?(unit) } + 1]) if @known
         end
 
         def after_forward(unit)
-          unit.reshards ? reshard(unit) : unit.kept = true
+          reshard(unit) if unit.reshards
         end
 
-        # Backward comes to the model itself first. Its gradient is there from that of a head to that of an embedding.
+        # Backward comes to the model itself first. Its gradient is there from that of a head to that of an embedding, and is
+        # reduced at the end in either case.
         def backward
-          @in_backward = true
           @order.each { |unit| unit.passed = false }
           before_backward(@root) if @root
           take_gradient(@root) if @after || !@before
-          finish(@root) unless @before
           backward_of_layers
           take_gradient(@root) unless @after
-          finish(@root) if @before
+          finish(@layers.first)
+          finish(@root)
           complete_first until @reductions.empty?
         end
 
-        # A unit is released when the gradients of its inputs have come, which is when backward has come to the unit before it.
-        # The inputs of the first one are the model's own, without a gradient, unless something comes before.
+        # Backward is done with a unit when it comes to the one before it, and with the first one at its end.
         def backward_of_layers
           last = nil
           @layers.reverse_each do |unit|
+            finish(last)
             before_backward(unit)
-            reshard(last) if last
             take_gradient(unit)
-            first = unit.equal?(@layers.first) && !@before
-            reshard(unit) if first
-            reduce(unit)
-            last = first ? nil : unit
+            last = unit
           end
-          reshard(last) if last
         end
 
         def finish(unit)
@@ -196,7 +187,6 @@ module Torch
         def before_backward(unit)
           unshard(unit)
           unit.passed = true
-          unit.kept = false
           gather_ahead(@order.reverse_each.find { |each| !each.passed })
         end
 

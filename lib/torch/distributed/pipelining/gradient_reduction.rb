@@ -38,7 +38,7 @@ module Torch
 
         # @param last [Boolean] whether it is the stage's last one in this step
         def before_backward(last)
-          @sharded.each { |mod| mod.set_requires_gradient_sync(last) }
+          @sharded.each { |mod| mod.set_requires_gradient_sync(last, recurse: false) }
           open_round if last && !@split
         end
 
