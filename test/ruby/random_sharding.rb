@@ -295,13 +295,14 @@ module RandomSharding
       losses(seed)
     end
 
+    # As torch-rb's SGD, which adds the decay to the gradient itself.
     def step(_seed)
       @optimizer.step
       Torch.no_grad do
         @grads.each do |parameter, grad|
-          change = (parameter.dim >= 2) ? grad + parameter * DECAY : grad.clone
-          @momenta[parameter] = change + @momenta[parameter] * MOMENTUM if @momenta[parameter]
-          @momenta[parameter] ||= change
+          grad.add!(parameter * DECAY) if parameter.dim >= 2
+          before = @momenta[parameter]
+          @momenta[parameter] = before ? before * MOMENTUM + grad : grad.clone
           parameter.sub!(@momenta[parameter] * RATE)
         end
       end
@@ -377,7 +378,7 @@ module RandomSharding
   end
 
   # That one world runs.
-  TOGETHER = 25
+  TOGETHER = 15
 
   # @param world [#call] runs a block on the ranks of a world
   # @return [String, nil] the first case that fails

@@ -24,16 +24,16 @@ class TransientOwner
 {
   public:
     virtual ~TransientOwner() = default;
-    // By operations of this moment; nullptr: nobody brings it back for them.
+    // By operations of this moment; nullptr: it is not brought back for them.
     virtual std::shared_ptr<TransientUse> current_use() = 0;
 };
 
 // Memory that others own, at `data`, or none, for a storage that is recognized by it. `owner` is
-// borrowed; nullptr: nobody brings it back.
+// borrowed, or nullptr.
 at::DataPtr transient_memory(void *data, TransientOwner *owner, c10::Device device);
 // Whether the tensor's storage has such memory.
 bool is_transient(const at::Tensor &tensor);
-// nullptr: it has not, or nobody brings it back.
+// nullptr: it has not, or none that brings it back.
 TransientOwner *transient_owner(const at::Tensor &tensor);
 
 } // namespace tddp_torch
