@@ -104,8 +104,9 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_group_drain(tddp_group *group, const td
 
 /**
  * Ends the group: operations under way and queued get up to `drain_ms` to finish, then they are
- * aborted with TDDP_GROUP_CLOSED; the progress thread and the connections end. Later operations
- * return TDDP_GROUP_CLOSED. Twice is harmless. In a forked child it has no effect.
+ * aborted with TDDP_GROUP_CLOSED; the progress thread and the connections end. Other threads may
+ * call meanwhile, and later: operations then return TDDP_GROUP_CLOSED. Twice is harmless. In a
+ * forked child it has no effect.
  */
 TDDP_API void tddp_group_shutdown(tddp_group *group, int64_t drain_ms);
 
@@ -344,8 +345,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_recv(tddp_group *group, tddp_buffer buf
                                               uint32_t tag, tddp_work **work);
 
 /**
- * Sends and receives of a group begun as one, all checked before the first begins. `messages` lie
- * one after the other, each a send or a recv; `works` gets as many, each to be waited for. On a
+ * Sends and receives of a group begun as one: all of them begin, or with an error none. `messages`
+ * lie one after the other, each a send or a recv; `works` gets as many, each to be waited for. On a
  * GPU by NCCL they are one launch, in which no message waits for another, so that ranks that send
  * to each other need no order; it is on the communicator of all ranks, so if it is the group's
  * first operation there, all ranks must take part in one. Elsewhere they are the same as messages

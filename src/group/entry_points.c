@@ -12,7 +12,12 @@ static tddp_status start(tddp_group *group, const tddp_op_args *args, tddp_work 
                          tddp_group_operation *operation)
 {
     tddp_status status = tddp_group_check_call(group, args->kind);
-    return status ? status : operation(group, args, work);
+    status = status ? status : tddp_group_hold(group, tddp_op_name(args->kind));
+    if (status == TDDP_OK) {
+        status = operation(group, args, work);
+        tddp_group_let_go(group);
+    }
+    return status;
 }
 
 /* --- any operation --------------------------------------------------------------------------- */
@@ -93,7 +98,11 @@ tddp_status tddp_batch_send_recv(tddp_group *group, const tddp_op_args *messages
         }
         status = status ? status : tddp_group_check_call(group, all[i].kind);
     }
-    status = status ? status : tddp_group_batch(group, all, count, works);
+    status = status ? status : tddp_group_hold(group, "a batch of messages");
+    if (status == TDDP_OK) {
+        status = tddp_group_batch(group, all, count, works);
+        tddp_group_let_go(group);
+    }
     free(all);
     return status;
 }

@@ -162,9 +162,15 @@ tddp_status tddp_group_decline(tddp_group *parent, const tddp_wait *wait)
         return status;
     }
     int64_t deadline = tddp_wait_deadline(wait, atomic_load(&parent->timeout_ms));
+    status = tddp_group_begin_in_flight(parent, "split");
+    if (status) {
+        return status;
+    }
     status = await_split(parent, wait);
     tddp_wait left = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
-    return status ? status : parent->backend->decline(parent->context, &left);
+    status = status ? status : parent->backend->decline(parent->context, &left);
+    tddp_group_end_in_flight(parent, false);
+    return status;
 }
 
 /* A group shares memory, and the thread that polls it, with those made from it. */
@@ -188,6 +194,29 @@ static void close_fabric(tddp_group *group)
     group->fabric = NULL;
     pthread_mutex_unlock(&group->mutex);
     tddp_shm_fabric_release(fabric);
+}
+
+/* Opens the backend, with the context of the parent that it splits, which stays meanwhile. */
+static tddp_status open_backend(tddp_group *group, tddp_group *parent, tddp_backend_opts *wanted,
+                                const tddp_wait *wait)
+{
+    tddp_status status = TDDP_OK;
+    if (parent) {
+        status = tddp_group_begin_in_flight(parent, "split");
+        if (status) {
+            return status;
+        }
+        status = await_split(parent, wait);
+        wanted->parent = parent->context;
+    }
+    if (status == TDDP_OK) {
+        status =
+            tddp_backend_open(group->requested, wanted, wait, &group->backend, &group->context);
+    }
+    if (parent) {
+        tddp_group_end_in_flight(parent, false);
+    }
+    return status;
 }
 
 static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opts,
@@ -214,16 +243,9 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
         .on_demand = group->on_demand,
     };
     tddp_wait left = {wanted.timeout_ms, tddp_wait_cancel(wait)};
-    if (opts->split && is_split(opts->parent) && opts->parent->requested == group->requested) {
-        tddp_status ready = await_split(opts->parent, &left);
-        if (ready) {
-            free(hosts);
-            return ready;
-        }
-        wanted.parent = opts->parent->context;
-    }
-    tddp_status status =
-        tddp_backend_open(group->requested, &wanted, &left, &group->backend, &group->context);
+    const bool splits =
+        opts->split && is_split(opts->parent) && opts->parent->requested == group->requested;
+    tddp_status status = open_backend(group, splits ? opts->parent : NULL, &wanted, &left);
     free(hosts);
     if (status) {
         return tddp_fail(status, "backend %s of group \"%s\", rank %d of %d: %s",

@@ -17,6 +17,7 @@
  *   describe.c      the caller's description of an operation
  *   progress.c      the queue and the group's own progress thread
  *   executor.c      which thread executes queued operations
+ *   hold.c          calls that use the backend, for which the group's end waits
  *   engine.c        the thread that polls many groups: what their callers leave unfinished
  *   device.c        operations that a device executes, and the thread that waits for them
  *   failure.c       failed operations, and the group after its first failure
@@ -140,7 +141,7 @@ struct tddp_group {
     char *name;
     const tddp_backend_v1 *requested; /* the backend that the caller named; for error texts */
     const tddp_backend_v1 *backend;   /* the one that executes operations; may be the same */
-    void *context;                    /* of that backend; used by one thread at a time */
+    void *context;                    /* of that backend: see hold.c */
     struct tddp_shm_fabric *fabric;   /* the parent's; NULL once this group has been shut down */
     struct tddp_on_demand *on_demand; /* connections that its backend makes later */
     struct tddp_engine *engine;       /* the parent's, or its own */
@@ -154,7 +155,8 @@ struct tddp_group {
     tddp_peers *peers;                /* the ranks, once all have joined */
     struct tddp_recorder *recorder;   /* NULL before it is created */
     struct tddp_detector *detector;   /* NULL with one rank */
-    int64_t incarnation; /* counts the groups of this name that this rank has made on the store */
+    int64_t incarnation;   /* counts the groups of this name that this rank has made on the store */
+    atomic_size_t holders; /* hold.c: calls that use the backend */
     _Atomic int64_t timeout_ms;
     _Atomic uint64_t monitored_barriers; /* how many this rank has entered */
 
@@ -163,7 +165,7 @@ struct tddp_group {
     pthread_cond_t wake;   /* for the progress thread: something is queued, or the state changed */
     pthread_cond_t idle;   /* for threads that wait: nothing is queued, or the state changed */
     bool has_thread;       /* the group's own progress thread has been started */
-    tddp_group_state state;
+    _Atomic tddp_group_state state; /* hold.c reads it without the lock */
     tddp_work *head;
     tddp_work *tail;
     tddp_work *failed;      /* messages of a polled group that have failed */
@@ -423,8 +425,18 @@ TDDP_NODISCARD tddp_status tddp_group_queue(tddp_group *group, tddp_work *work,
 /* Returns the caller's reference in `*out`, or, if `out` is NULL, waits and releases it. */
 TDDP_NODISCARD tddp_status tddp_group_return_or_wait(tddp_work *work, tddp_work **out);
 
+/* hold.c: TDDP_OK, or why the group accepts no calls. With the lock held, which may be released
+ * meanwhile. */
+TDDP_NODISCARD tddp_status tddp_group_check_open(tddp_group *group, const char *call);
+TDDP_NODISCARD tddp_status tddp_group_fail_destroyed(const tddp_group *group);
+
+/* For the length of a call, in which the backend's context stays: first of all, and without the
+ * lock. Whoever calls has a reference to the group. */
+TDDP_NODISCARD tddp_status tddp_group_hold(tddp_group *group, const char *call);
+void tddp_group_let_go(tddp_group *group);
+
 /* Counts one more operation in flight, or returns why the group accepts none. */
-TDDP_NODISCARD tddp_status tddp_group_begin_in_flight(tddp_group *group, const tddp_op *op);
+TDDP_NODISCARD tddp_status tddp_group_begin_in_flight(tddp_group *group, const char *call);
 
 /* One operation in flight less; `completed`: by tddp_group_complete_in_flight(). The group may be
  * gone afterwards, if its shutdown was waiting for this. */

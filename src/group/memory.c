@@ -3,8 +3,8 @@
  * lies, else plain memory. Any thread; also in a forked child, which has the parent's shared memory
  * itself and a copy of plain memory, and gives back either.
  *
- * Invariant: the backend's context is there while it is asked, since the group's end waits for what
- * is in flight; what was given out knows all it needs and outlives the group.
+ * Invariant: the backend's context is there while it is asked (hold.c); what was given out knows
+ * all it needs and outlives the group.
  */
 #include <stdlib.h>
 
@@ -21,24 +21,14 @@ struct tddp_group_memory {
     size_t bytes; /* that were asked for */
 };
 
-/* Holds the group's backend, if it is still there: tddp_group_end_in_flight(). */
-static bool hold_backend(tddp_group *group)
-{
-    pthread_mutex_lock(&group->mutex);
-    bool there = group->state == TDDP_GROUP_OPEN;
-    group->in_flight += there;
-    pthread_mutex_unlock(&group->mutex);
-    return there;
-}
-
 static tddp_status allocate_shared(tddp_group *group, size_t bytes, tddp_group_memory *memory)
 {
     const tddp_backend_v1 *backend = group->backend;
-    if (!backend->allocate || !backend->deallocate || !hold_backend(group)) {
+    if (!backend->allocate || !backend->deallocate || tddp_group_hold(group, "group memory")) {
         return TDDP_UNAVAILABLE;
     }
     tddp_status status = backend->allocate(group->context, bytes, &memory->handle, &memory->data);
-    tddp_group_end_in_flight(group, false);
+    tddp_group_let_go(group);
     if (status == TDDP_OK) {
         memory->deallocate = backend->deallocate;
     } else if (status == TDDP_UNAVAILABLE) {

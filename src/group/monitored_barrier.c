@@ -79,11 +79,7 @@ static tddp_status lost(const barrier *self, int rank)
 static tddp_status check_group(tddp_group *group)
 {
     pthread_mutex_lock(&group->mutex);
-    tddp_status status =
-        group->failure ? tddp_group_fail_unstarted(group, "monitored_barrier") : TDDP_OK;
-    if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
-        status = tddp_fail(TDDP_GROUP_CLOSED, "group \"%s\" is destroyed", group->name);
-    }
+    tddp_status status = tddp_group_check_open(group, "monitored_barrier");
     pthread_mutex_unlock(&group->mutex);
     return status;
 }

@@ -114,7 +114,7 @@ static tddp_status post(tddp_group *group, tddp_work *work, bool on_thread)
 /* Counts a work as in flight, and reserves a thread for it if it needs one. */
 static tddp_status begin(tddp_group *group, const tddp_work *work, bool on_thread)
 {
-    tddp_status status = tddp_group_begin_in_flight(group, &work->op);
+    tddp_status status = tddp_group_begin_in_flight(group, tddp_op_name(work->op.kind));
     if (status == TDDP_OK && on_thread) {
         status = tddp_group_p2p_reserve(group);
         if (status) {
@@ -132,28 +132,49 @@ static void complete(tddp_group *group, tddp_work *work, tddp_status status)
     tddp_group_end_in_flight(group, true);
 }
 
-static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_args *args,
-                          tddp_work **out)
+/* Makes a work of a message and begins it, or does nothing. `waits`: the caller does, and finishes
+ * it. */
+static tddp_status make(tddp_group *group, const tddp_op *op, const tddp_op_args *args, bool waits,
+                        tddp_work **out)
 {
+    const bool polls = !waits && tddp_group_p2p_polls(group, op);
     tddp_work *work;
-    const bool polls = out && tddp_group_p2p_polls(group, op);
     tddp_status status = tddp_group_prepare(group, op, args, &work);
     if (status) {
         return status;
     }
     work->group = polls ? group : NULL;
-    status = begin(group, work, out && !polls);
+    status = begin(group, work, !waits && !polls);
     if (status) {
         tddp_work_release(work);
         tddp_work_release(work);
         return status;
     }
-    status = post(group, work, out && !polls);
-    if (status || !out) {
+    *out = work;
+    return TDDP_OK;
+}
+
+/* Posts what was made. From here on a failure is the work's. */
+static void go(tddp_group *group, tddp_work *work, const tddp_op_args *args, bool waits)
+{
+    const bool polls = work->group;
+    tddp_status status = post(group, work, !waits && !polls);
+    if (status || waits) {
         complete(group, work, status ? status : tddp_group_p2p_finish(group, work));
     } else if (polls) {
         tddp_group_p2p_poll(group, work, args);
     }
+}
+
+static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_args *args,
+                          tddp_work **out)
+{
+    tddp_work *work;
+    tddp_status status = make(group, op, args, !out, &work);
+    if (status) {
+        return status;
+    }
+    go(group, work, args, !out);
     return tddp_group_return_or_wait(work, out);
 }
 
@@ -281,38 +302,24 @@ static tddp_status prepare_and_post_batch(tddp_group *group, tddp_work *const *w
     return status;
 }
 
-/* Gives up works that no other thread knows of. */
-static void discard(tddp_work **works, size_t count)
+/* Gives up works that were made and not posted. */
+static void discard(tddp_group *group, tddp_work **works, size_t count, tddp_status status)
 {
     for (size_t i = 0; i < count; i++) {
+        if (!works[i]->group) {
+            tddp_group_p2p_queue(&group->p2p, NULL, status);
+        }
         tddp_work_release(works[i]);
         tddp_work_release(works[i]);
         works[i] = NULL;
+        tddp_group_end_in_flight(group, false);
     }
 }
 
-static tddp_status submit_batch(tddp_group *group, const tddp_op *ops, const tddp_op_args *messages,
-                                size_t count, tddp_work **works)
+/* Posts all of them in one go, which one launch carries out. */
+static void go_together(tddp_group *group, tddp_work *const *works, size_t count)
 {
-    tddp_group_p2p *p2p = &group->p2p;
-    tddp_status status = TDDP_OK;
-    size_t made = 0;
-    size_t begun = 0;
-    for (; made < count && status == TDDP_OK; made += status == TDDP_OK) {
-        status = tddp_group_prepare(group, &ops[made], &messages[made], &works[made]);
-    }
-    for (; begun < count && status == TDDP_OK; begun += status == TDDP_OK) {
-        status = begin(group, works[begun], true);
-    }
-    if (status) {
-        for (; begun > 0; begun--) {
-            tddp_group_p2p_queue(p2p, NULL, status);
-            tddp_group_end_in_flight(group, false);
-        }
-        discard(works, made);
-        return status;
-    }
-    status = prepare_and_post_batch(group, works, count);
+    tddp_status status = prepare_and_post_batch(group, works, count);
     if (status) {
         char text[1024];
         (void)snprintf(text, sizeof text, "%s", tddp_error_message());
@@ -320,7 +327,6 @@ static tddp_status submit_batch(tddp_group *group, const tddp_op *ops, const tdd
             complete(group, works[i], tddp_fail(status, "%s", text));
         }
     }
-    return TDDP_OK;
 }
 
 /* Whether a backend that launches batches has the message, or a copy of it, on a device. */
@@ -330,23 +336,30 @@ static bool goes_to_device(const tddp_group *group, const tddp_op_args *message)
     return group->backend->reserve && tddp_group_reduces_on_device(group, buffer->device_type);
 }
 
+/* All messages have a work and what finishes it, or none has, before the first is posted. */
 tddp_status tddp_group_batch(tddp_group *group, const tddp_op_args *messages, size_t count,
                              tddp_work **works)
 {
     tddp_op *ops = tddp_alloc_array(count, sizeof *ops);
     tddp_status status = ops ? TDDP_OK : TDDP_OUT_OF_MEMORY;
     bool together = true;
+    size_t made = 0;
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
         works[i] = NULL;
         status = read_args(group, &messages[i], &ops[i]);
         together = together && status == TDDP_OK && goes_to_device(group, &messages[i]);
     }
-    if (status == TDDP_OK && together) {
-        status = submit_batch(group, ops, messages, count, works);
-    }
-    for (size_t i = 0; i < count && status == TDDP_OK && !together; i++) {
-        status = submit(group, &ops[i], &messages[i], &works[i]);
+    for (; made < count && status == TDDP_OK; made += status == TDDP_OK) {
+        status = make(group, &ops[made], &messages[made], false, &works[made]);
     }
     free(ops);
+    if (status) {
+        discard(group, works, made, status);
+    } else if (together) {
+        go_together(group, works, count);
+    }
+    for (size_t i = 0; i < count && status == TDDP_OK && !together; i++) {
+        go(group, works[i], &messages[i], false);
+    }
     return status;
 }

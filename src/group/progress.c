@@ -14,17 +14,12 @@
 
 enum { POLL_HERE_MS = 1 };
 
-static tddp_status closed(const tddp_group *group)
-{
-    return tddp_fail(TDDP_GROUP_CLOSED, "group \"%s\" is destroyed", group->name);
-}
-
 tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op)
 {
     if (group->failure) {
         return tddp_group_fail_unstarted(group, tddp_op_name(op->kind));
     }
-    return group->state >= TDDP_GROUP_ENDING ? closed(group) : TDDP_OK;
+    return group->state >= TDDP_GROUP_ENDING ? tddp_group_fail_destroyed(group) : TDDP_OK;
 }
 
 /* Returns once the group ends and no thread executes anything. */
@@ -93,10 +88,7 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us
 {
     work->group = tddp_group_resumes(group) ? group : NULL;
     pthread_mutex_lock(&group->mutex);
-    tddp_status status = tddp_group_check_runnable(group, &work->op);
-    if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
-        status = closed(group);
-    }
+    tddp_status status = tddp_group_check_open(group, tddp_op_name(work->op.kind));
     bool run_inline = tddp_group_may_run_inline(group, work, inline_us, cancel);
     if (status == TDDP_OK && !run_inline) {
         status = start_executor(group);
@@ -194,30 +186,6 @@ tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op, const tddp_o
     return status ? status : tddp_group_queue(group, work, args, out);
 }
 
-tddp_status tddp_group_begin_in_flight(tddp_group *group, const tddp_op *op)
-{
-    pthread_mutex_lock(&group->mutex);
-    tddp_status status = tddp_group_check_runnable(group, op);
-    if (status == TDDP_OK && group->state != TDDP_GROUP_OPEN) {
-        status = closed(group);
-    }
-    group->in_flight += status == TDDP_OK;
-    pthread_mutex_unlock(&group->mutex);
-    return status;
-}
-
-void tddp_group_end_in_flight(tddp_group *group, bool completed)
-{
-    pthread_mutex_lock(&group->mutex);
-    if (completed) {
-        atomic_fetch_sub(&group->in_flight_completing, 1);
-    }
-    if (--group->in_flight == 0) {
-        pthread_cond_broadcast(&group->idle);
-    }
-    pthread_mutex_unlock(&group->mutex);
-}
-
 /* Whether an operation has no outcome yet. A caller that has waited for the last operation may shut
  * the group down while the thread that completed it still delivers the outcome. */
 static bool has_incomplete(const tddp_group *group)
@@ -312,7 +280,7 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
     tddp_group_p2p_stop(group);
     tddp_group_device_stop(group);
     pthread_mutex_lock(&group->mutex);
-    while (group->poll_waiters > 0) {
+    while (group->poll_waiters > 0 || atomic_load(&group->holders) > 0) {
         pthread_cond_wait(&group->idle, &group->mutex);
     }
     pthread_mutex_unlock(&group->mutex);

@@ -182,12 +182,9 @@ MULTI_TEST(messages, 1, 60)
     CHECK(nth > 12);
 }
 
-/* Without threads to be had, a message is refused before it is posted; the group goes on, and
- * callers that wait finish theirs themselves. */
-TEST(no_more_threads)
+/* From now on no thread can be started; returns the limit that was there. */
+static struct rlimit end_of_threads(void)
 {
-    pair self = make_pair(5000);
-    tddp_work *work = NULL;
     struct rlimit before;
     CHECK_INT(getrlimit(RLIMIT_NPROC, &before), 0);
     struct rlimit none = {1, before.rlim_max};
@@ -195,6 +192,16 @@ TEST(no_more_threads)
     CHECK(geteuid() != 0 || setresuid(65534, 65534, 65534) == 0);
     CHECK_INT(prctl(PR_SET_DUMPABLE, 1), 0);
     CHECK_INT(setrlimit(RLIMIT_NPROC, &none), 0);
+    return before;
+}
+
+/* Without threads to be had, a message is refused before it is posted; the group goes on, and
+ * callers that wait finish theirs themselves. */
+TEST(no_more_threads)
+{
+    pair self = make_pair(5000);
+    tddp_work *work = NULL;
+    const struct rlimit before = end_of_threads();
     CHECK_STATUS(tddp_recv(self.groups[1], floats(1, 0, 1), 0, 0, &work), TDDP_SYSTEM);
     CHECK_CONTAINS(tddp_error_message(), "cannot start thread tddp-p2p");
     CHECK(work == NULL);
@@ -204,4 +211,89 @@ TEST(no_more_threads)
     CHECK_DOUBLE(memory[1][0], 17, 0);
     CHECK_INT(setrlimit(RLIMIT_NPROC, &before), 0);
     drop_pair(&self);
+}
+
+enum { BATCH = 4 };
+
+/* Receives of rank 1, into memory that is gone if they don't begin. */
+static tddp_status receive_batch(pair *self, float *into, tddp_work **works)
+{
+    tddp_op_args messages[BATCH];
+    for (size_t i = 0; i < BATCH; i++) {
+        messages[i] = (tddp_op_args)TDDP_OP_ARGS_INIT;
+        messages[i].kind = TDDP_OP_RECV;
+        messages[i].output = buffer_of(&into[i], 1, TDDP_FLOAT32);
+        messages[i].peer = 0;
+        messages[i].description = "described";
+    }
+    return tddp_batch_send_recv(self->groups[1], messages, BATCH, works);
+}
+
+/* A batch that can't begin has begun nothing: the next receive gets the next message, and nothing
+ * is written to the batch's memory. */
+static void check_nothing_has_begun(pair *self, float *into, tddp_work *const *works)
+{
+    for (int i = 0; i < BATCH; i++) {
+        CHECK(works[i] == NULL);
+    }
+    free(into);
+    memory[0][0] = 100;
+    CHECK_OK(tddp_send(self->groups[0], floats(0, 0, 1), 1, 0, NULL));
+    memory[1][0] = 0;
+    CHECK_OK(tddp_recv(self->groups[1], floats(1, 0, 1), 0, 0, NULL));
+    CHECK_DOUBLE(memory[1][0], 100, 0);
+}
+
+/* Some of its messages have threads, which have ended others. */
+TEST(a_batch_without_enough_threads)
+{
+    pair self = make_pair(5000);
+    tddp_work *works[BATCH] = {NULL};
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(tddp_recv(self.groups[1], floats(1, (size_t)i, 1), 0, (uint32_t)i, &works[i]));
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(tddp_send(self.groups[0], floats(0, (size_t)i, 1), 1, (uint32_t)i, NULL));
+        CHECK_OK(tddp_work_wait(works[i], NULL));
+        tddp_work_release(works[i]);
+        works[i] = NULL;
+    }
+    float *into = calloc(BATCH, sizeof *into);
+    const struct rlimit before = end_of_threads();
+    CHECK_STATUS(receive_batch(&self, into, works), TDDP_SYSTEM);
+    CHECK_CONTAINS(tddp_error_message(), "cannot start thread tddp-p2p");
+    check_nothing_has_begun(&self, into, works);
+    CHECK_INT(setrlimit(RLIMIT_NPROC, &before), 0);
+    drop_pair(&self);
+}
+
+/* Whichever allocation fails: all messages begin, and each has its outcome, or none does. */
+TEST(a_batch_without_enough_memory)
+{
+    int refused = 0;
+    bool failed = true;
+    for (long nth = 1; failed; nth++) {
+        pair self = make_pair(5000);
+        tddp_work *works[BATCH] = {NULL};
+        float *into = calloc(BATCH, sizeof *into);
+        tddp_fail_allocation(nth);
+        tddp_status status = receive_batch(&self, into, works);
+        failed = tddp_fail_allocation(0);
+        if (status) {
+            CHECK_STATUS(status, TDDP_OUT_OF_MEMORY);
+            check_nothing_has_begun(&self, into, works);
+            refused++;
+        } else {
+            tddp_group_shutdown(self.groups[1], 0);
+            for (int i = 0; i < BATCH; i++) {
+                CHECK(tddp_work_completed(works[i]));
+                CHECK(tddp_work_status(works[i]) != TDDP_OK);
+                tddp_work_release(works[i]);
+            }
+            free(into);
+        }
+        drop_pair(&self);
+        CHECK(nth < 200);
+    }
+    CHECK(refused >= BATCH);
 }
