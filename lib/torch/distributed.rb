@@ -11,6 +11,7 @@ rescue LoadError => e
     "`rake compile` there; an installed gem is built anew by `gem pristine torch-ddp`."
 end
 require "torch_ddp/torch_rb"
+require "torch_ddp/passing_error"
 require_relative "distributed/errors"
 require_relative "distributed/log"
 require_relative "distributed/reduce_op"

@@ -186,6 +186,62 @@ class ThreadsTest < Minitest::Test
     assert_equal [[[1, 3, 5, 7, 9, 11], 4]] * 2, said
   end
 
+  OPERATIONS = {
+    all_reduce: ->(group) { Distributed.all_reduce(Torch.ones(4), group: group) },
+    all_reduce_async: ->(group) { Distributed.all_reduce(Torch.ones(4), group: group, async_op: true).wait },
+    coalesced: ->(group) { Distributed.coalescing_manager(group: group) { 2.times { Distributed.all_reduce(Torch.ones(4), group: group) } } },
+    barrier: ->(group) { Distributed.barrier(group: group) },
+    broadcast: ->(group) { Distributed.broadcast(Torch.ones(4), src: 0, group: group) },
+    isend: ->(group) { Distributed.isend(Torch.ones(4), dst: 1, group: group).wait },
+    irecv: ->(group) { Distributed.irecv(Torch.ones(4), src: 1, group: group).wait },
+    batch: ->(group) { Distributed.batch_isend_irecv([Distributed::P2POp.new(:irecv, Torch.ones(4), 1, group: group)]).each(&:wait) },
+    monitored_barrier: ->(group) { Distributed.monitored_barrier(group: group, timeout: 1) }
+  }.freeze
+
+  # Rank 0 hosts the store, so the thread that destroys the group waits there for the other rank.
+  def test_calls_while_another_thread_destroys_the_group
+    [{"TDDP_SHM" => "0"}, {"TDDP_SHM" => "1"}].each do |env|
+      called = Event.new
+      said, = with_env(env) do
+        world(2) do |rank|
+          Distributed.barrier
+          next called.wait if rank == 1
+
+          group = Distributed.default_process_group
+          destroying = Thread.new { Distributed.destroy_process_group }
+          await("the group's end to begin") { group.closed? }
+          refused = OPERATIONS.transform_values { |call| failure { call.call(group) }&.first }
+          [refused, Distributed.empty_shared(4, group: group).sum.item]
+        ensure
+          called.set if rank == 0
+          destroying&.join
+        end
+      end
+      assert_equal [OPERATIONS.transform_values { "Torch::Distributed::GroupError" }, 0.0], said
+    end
+  end
+
+  # At any moment: a call succeeds, or is refused.
+  def test_calls_until_another_thread_has_destroyed_the_group
+    alone_operations = OPERATIONS.except(:isend, :irecv, :batch)
+    random = Random.new(17)
+    40.times do
+      group = Distributed.init_process_group(BACKEND, store: Distributed::HashStore.new, rank: 0, world_size: 1)
+      calling = Thread.new do
+        until group.closed?
+          alone_operations.each_value { |call| call.call(group) }
+          Distributed.empty_shared(4, group: group)
+        end
+        nil
+      rescue Distributed::GroupError
+        nil
+      end
+      Thread.pass until calling.stop? || random.rand(20).zero?
+      Distributed.destroy_process_group
+      assert_nil calling.value
+    end
+  end
+
   def test_nothing_is_left_open
     alone { 3.times { Distributed.new_group } }
     GC.start

@@ -40,14 +40,13 @@ module Torch
       # Runs the block, which must call {#reach} once its arguments are checked; if it fails before, the reason is reported
       # on the other ranks.
       def hold
-        before = $!
         value = yield
         fine = true
         value
       rescue NetworkError, StoreError => e
         raise explained(e)
       ensure
-        report_failure($!.equal?(before) ? nil : $!) unless @outcome
+        report_failure(TorchDDP::PassingError.current) unless @outcome
         leave(fine)
       end
 

@@ -106,7 +106,8 @@ module Torch
       # Ends a group, or all of them: operations under way get a moment to finish. Each rank may end its groups in an
       # order of its own; all operations of a group should be done on every rank first. It does not wait for the other
       # ranks, with one exception: a process that hosts the TCP store by which the default group was made stays until
-      # the others have destroyed theirs or are gone, ten seconds at most (half a second on the way out of an exception).
+      # the others have destroyed theirs or are gone, ten seconds at most (half a second on the way out of an exception, in
+      # an `ensure` for instance; what a `rescue` handles is none).
       # Harmless where there is no group, or none any more.
       #
       # @param group [ProcessGroup, nil] nil or the default group: all groups, the default one last, after which
@@ -115,7 +116,7 @@ module Torch
         return if GroupMember::NON_GROUP_MEMBER.equal?(group)
 
         default = default_here
-        drain = $! ? FAILED_DRAIN : DRAIN
+        drain = TorchDDP::PassingError.failure ? FAILED_DRAIN : DRAIN
         if group.nil? || GroupMember::WORLD.equal?(group) || group.equal?(default&.group)
           @default = nil
           begin
@@ -312,7 +313,7 @@ module Torch
           # A launcher ends the others when a process has failed: what they were in is news as well.
           try_to_dump if default && $!.is_a?(SignalException)
           @default = nil
-          close(default, ($!.nil? || ($!.is_a?(SystemExit) && $!.success?)) ? EXIT_DRAIN : 0) if default
+          close(default, TorchDDP::PassingError.failure ? 0 : EXIT_DRAIN) if default
         rescue Error => e
           _warn "torch-ddp: #{e.message}" if $DEBUG
         ensure

@@ -122,13 +122,12 @@ module Torch
         def run
           return yield unless @enable
 
-          before = $!
           configure
           yield
         ensure
           if @enable
             begin
-              go_on if $!.equal?(before)
+              go_on unless TorchDDP::PassingError.current
             ensure
               @joinables.each { |joinable| joinable.join_config = nil }
             end

@@ -23,7 +23,7 @@ module Torch
 
             @exit_pid = Process.pid
             at_exit do
-              error = finish if @exit_pid == Process.pid && ($!.nil? || ($!.is_a?(SystemExit) && $!.success?))
+              error = finish if @exit_pid == Process.pid && !TorchDDP::PassingError.failure
               Distributed._warn "torch-ddp: #{error.message}" if error
             end
           end
