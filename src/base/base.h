@@ -135,6 +135,10 @@ typedef struct tddp_memory_limit {
 
 void tddp_cgroup_memory(tddp_memory_limit *out);
 
+/* The cores' worth of time that the control groups let this process have, rounded up; INT_MAX: no
+ * limit. */
+int tddp_core_limit(void);
+
 /* Looks below `root`, which is kept, instead of at the system's own files; "": at these. For tests.
  */
 void tddp_cgroup_root(const char *root);

@@ -1,8 +1,9 @@
 /*
- * This process's control groups, version 2 and version 1, each with those around it; and the memory
- * limits of these. Only reads files of the kernel. Any thread.
+ * This process's control groups, version 2 and version 1, each with those around it; and the limits
+ * of these, of memory and of processor time. Only reads files of the kernel. Any thread.
  */
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,6 +84,14 @@ void tddp_cgroup_walk(const char *root, const char *controller, tddp_cgroup_visi
     }
 }
 
+/* Stands before /proc and /sys. A global because it stands in for the system's root. */
+static const char *root_folder = "";
+
+void tddp_cgroup_root(const char *root)
+{
+    root_folder = root;
+}
+
 /* --- memory ---------------------------------------------------------------------------------- */
 
 /* The files of one version; version 1 expresses "no limit" by a number near 2^63. */
@@ -110,14 +119,6 @@ static const dialect VERSION_1 = {"memory.limit_in_bytes",
                                   "total_inactive_file",
                                   "total_active_file",
                                   true};
-
-/* Stands before /proc and /sys. A global because it stands in for the system's root. */
-static const char *root_folder = "";
-
-void tddp_cgroup_root(const char *root)
-{
-    root_folder = root;
-}
 
 static uint64_t least_of(uint64_t a, uint64_t b)
 {
@@ -219,4 +220,51 @@ void tddp_cgroup_memory(tddp_memory_limit *out)
 {
     *out = (tddp_memory_limit){.bytes = UINT64_MAX, .left = UINT64_MAX};
     tddp_cgroup_walk(root_folder, "memory", look_at, out);
+}
+
+/* --- processor time -------------------------------------------------------------------------- */
+
+/* Whole cores in `quota` microseconds each `period`, rounded up: half a core still runs one. */
+static int cores_of(int64_t quota, int64_t period)
+{
+    if (quota <= 0 || period <= 0 || quota / period >= INT_MAX) {
+        return INT_MAX;
+    }
+    return (int)(quota / period + (quota % period > 0));
+}
+
+/* The numbers of one file; 0 where there are none, as in "max 100000" and "-1". */
+static void read_time(const char *folder, const char *name, int64_t *quota, int64_t *period)
+{
+    char path[PATH_BYTES];
+    (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "re");
+    if (file) {
+        (void)!fscanf(file, "%" SCNd64 " %" SCNd64, quota, period);
+        (void)fclose(file);
+    }
+}
+
+static bool take_cores(int version, const char *folder, void *data)
+{
+    int *least = data;
+    int64_t quota = 0;
+    int64_t period = 0;
+    int64_t none = 0;
+    if (version == 2) {
+        read_time(folder, "cpu.max", &quota, &period);
+    } else {
+        read_time(folder, "cpu.cfs_quota_us", &quota, &none);
+        read_time(folder, "cpu.cfs_period_us", &period, &none);
+    }
+    const int cores = cores_of(quota, period);
+    *least = cores < *least ? cores : *least;
+    return true;
+}
+
+int tddp_core_limit(void)
+{
+    int least = INT_MAX;
+    tddp_cgroup_walk(root_folder, "cpu", take_cores, &least);
+    return least;
 }

@@ -161,7 +161,7 @@ struct tddp_group {
     _Atomic uint64_t monitored_barriers; /* how many this rank has entered */
 
     pthread_t thread;
-    pthread_mutex_t mutex; /* guards what follows; never held while a backend or a callback runs */
+    pthread_mutex_t mutex; /* guards what follows; never held while anything may take a while */
     pthread_cond_t wake;   /* for the progress thread: something is queued, or the state changed */
     pthread_cond_t idle;   /* for threads that wait: nothing is queued, or the state changed */
     bool has_thread;       /* the group's own progress thread has been started */

@@ -1,6 +1,6 @@
 /*
  * The collectives with a buffer for each rank, which may differ in size: arguments are checked,
- * then the operation is queued; parts.c copies the lists. Called by calls.c; any thread.
+ * then the operation is queued; prepare.c copies the lists. Called by entry_points.c; any thread.
  *
  * What cannot be seen here, whether the other rank's part has the size of ours, the backend finds
  * out with the operation.

@@ -3,9 +3,10 @@
  * queues operations; executor.c decides which thread executes them, failure.c handles failures. A
  * polled group (engine.c) has a thread of its own only for its failures.
  *
- * Invariant: `sequence` grows by one with each operation that is queued, in the order of the queue,
- * so that equal calls have equal numbers on all ranks. The lock is never held while the backend or
- * a callback runs.
+ * Invariant: `sequence` grows with each operation that is queued, in the order of the queue, by the
+ * steps that it has (coalesce.c), so that equal calls have equal numbers on all ranks. The lock is
+ * never held while a callback runs, or the backend does what may take a while: with it held are
+ * called resumes(), reserve() and launches_at_once().
  */
 #include <stdlib.h>
 

@@ -107,9 +107,13 @@ static tddp_status check_group(const tddp_reducer *reducer)
 bool tddp_reducer_oversubscribed(const tddp_group *group)
 {
     cpu_set_t allowed;
-    return strcmp(tddp_group_carrier(group), "shm") == 0 &&
-           sched_getaffinity(0, sizeof allowed, &allowed) == 0 &&
-           CPU_COUNT(&allowed) < 2 * tddp_group_world_size(group);
+    if (strcmp(tddp_group_carrier(group), "shm") != 0 ||
+        sched_getaffinity(0, sizeof allowed, &allowed)) {
+        return false;
+    }
+    const int limit = tddp_core_limit();
+    const int cores = CPU_COUNT(&allowed) < limit ? CPU_COUNT(&allowed) : limit;
+    return cores < 2 * tddp_group_world_size(group);
 }
 
 /* With a deadline this thread executes the operation, else the progress thread. */

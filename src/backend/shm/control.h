@@ -54,7 +54,7 @@ typedef struct tddp_shm_control {
     TDDP_SHM_ALIGNED _Atomic uint32_t detached;
     /* Set before the segment is sent to others. */
     TDDP_SHM_ALIGNED cpu_set_t cores;
-    uint64_t core_quota; /* in thousandths of a core; 0: none */
+    int32_t core_limit; /* of its control groups; INT_MAX: none */
     uint64_t cache_bytes;
 } tddp_shm_control;
 

@@ -152,8 +152,11 @@ static tddp_status write_header(tddp_shm *shm, tddp_shm_request *self)
     header->protocol = TDDP_SHM_PROTOCOL_RNDV;
     header->block = tddp_shm_matching_alloc_block(shm, TDDP_SHM_RNDV_BLOCKS);
     if (!header->block) {
-        return tddp_fail(TDDP_OUT_OF_MEMORY,
-                         "too many large messages under way: wait for some of them first");
+        /* Of those that are under way to a rank that is lost none ends any more. */
+        tddp_status status = tddp_shm_check_peer(shm, self->op->peer);
+        return status ? status
+                      : tddp_fail(TDDP_OUT_OF_MEMORY,
+                                  "too many large messages under way: wait for some of them first");
     }
     tddp_shm_rndv *rndv = tddp_shm_rndv_at(shm, tddp_shm_rank(shm), header->block);
     rndv->offset = tddp_shm_offset_of(shm, input->data, bytes);

@@ -196,7 +196,7 @@ tddp_status tddp_launch_job_prepare(const tddp_launch_options *options, int loca
     };
     tddp_status status = tddp_launch_binding_plan(options, local_size, &made.binding);
     if (made.binding.workers > 0) {
-        made.most_threads = at_least_one(tddp_launch_cpu_limit("") / local_size);
+        made.most_threads = at_least_one(tddp_core_limit() / local_size);
     }
     if (status == TDDP_OK && options->virtual_local_rank) {
         status = tddp_launch_devices_find("", getenv("CUDA_VISIBLE_DEVICES"), &made.devices);

@@ -16,10 +16,6 @@ int *tddp_launch_allowed_cpus(int *count);
 /* Cores in this process's affinity mask, cut down to the cgroups' CPU limit; at least 1. */
 int tddp_launch_cores(void);
 
-/* The cores' worth of time that the cgroups of this process let it have, rounded up; INT_MAX: no
- * limit. Looks below `root` ("" for this machine). */
-int tddp_launch_cpu_limit(const char *root);
-
 /* The number of workers that --nproc-per-node means here. Errors: TDDP_INVALID_ARGUMENT ("gpu"
  * where there is none; fewer GPUs than workers with --virtual-local-rank). */
 TDDP_NODISCARD tddp_status tddp_launch_count_processes(const tddp_launch_options *options,

@@ -1,4 +1,6 @@
-/* The memory limits of control groups, in made-up machines. */
+/* The limits of control groups, in made-up machines. */
+#include <limits.h>
+
 #include "base/base.h"
 #include "launch/machine.h"
 
@@ -108,5 +110,68 @@ TEST(groups_of_version_1)
     machine_file(root, "1500\n", "sys/fs/cgroup/memory/a/memory.memsw.limit_in_bytes");
     machine_file(root, "1100\n", "sys/fs/cgroup/memory/a/memory.memsw.usage_in_bytes");
     check_limit(root, 1000, 400 + 50, file);
+    machine_remove(root);
+}
+
+/* --- processor time -------------------------------------------------------------------------- */
+
+static void check_cores(const char *root, int expected)
+{
+    tddp_cgroup_root(root);
+    CHECK_INT(tddp_core_limit(), expected);
+    tddp_cgroup_root("");
+}
+
+TEST(no_groups_leave_all_cores)
+{
+    char *root = machine_make();
+    check_cores(root, INT_MAX);
+    machine_file(root, "0::/user\n", "proc/self/cgroup");
+    check_cores(root, INT_MAX);
+    machine_file(root, "nonsense\n1\n", "proc/self/cgroup");
+    check_cores(root, INT_MAX);
+    machine_remove(root);
+}
+
+/* Version 2: the tightest of a group and those around it. */
+TEST(cores_of_unified_groups)
+{
+    char *root = machine_make();
+    machine_file(root, "0::/a/b\n", "proc/self/cgroup");
+    machine_file(root, "max 100000\n", "sys/fs/cgroup/a/b/cpu.max");
+    check_cores(root, INT_MAX);
+    machine_file(root, "250000 100000\n", "sys/fs/cgroup/a/cpu.max");
+    check_cores(root, 3);
+    machine_file(root, "400000 100000\n", "sys/fs/cgroup/a/b/cpu.max");
+    check_cores(root, 3);
+    machine_file(root, "50000 100000\n", "sys/fs/cgroup/a/b/cpu.max");
+    check_cores(root, 1);
+    machine_remove(root);
+}
+
+/* A container's path may be the host's: what is mounted at the root is its own. */
+TEST(cores_of_a_container)
+{
+    char *root = machine_make();
+    machine_file(root, "0::/docker/1234\n", "proc/self/cgroup");
+    machine_file(root, "200000 100000\n", "sys/fs/cgroup/cpu.max");
+    check_cores(root, 2);
+    machine_remove(root);
+}
+
+TEST(cores_of_groups_of_the_first_kind)
+{
+    char *root = machine_make();
+    machine_file(root, "5:cpuset:/x\n4:cpuacct,cpu:/a\n1:name=systemd:/a\n0::/\n",
+                 "proc/self/cgroup");
+    machine_file(root, "150000\n", "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us");
+    check_cores(root, INT_MAX); /* no period */
+    machine_file(root, "50000\n", "sys/fs/cgroup/cpu/a/cpu.cfs_period_us");
+    check_cores(root, 3);
+    machine_file(root, "-1\n", "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us");
+    check_cores(root, INT_MAX);
+    machine_file(root, "100000\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us");
+    machine_file(root, "100000\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us");
+    check_cores(root, 1);
     machine_remove(root);
 }

@@ -1,7 +1,8 @@
 /*
  * Failed messages over shared memory: mismatched, not sent, or with a peer that dies or leaves. The
- * error names the peer, before any timeout.
+ * error names the peer, before any timeout. And more of them than there is room for.
  */
+#include "backend/shm/p2p_region.h"
 #include "messages.h"
 
 enum { DONE, RANK_0 }; /* events */
@@ -259,4 +260,42 @@ MULTI_TEST(a_rank_dies_between_or_in_collectives, 1, 60)
                           .grouped = true,
                           .may_die = true});
     }
+}
+
+/* Large messages that nobody receives are too many at last; those of a group that has failed fail
+ * with it. */
+static void too_many(shm_rank *it)
+{
+    enum { MOST = 1 << 17, BYTES = TDDP_SHM_EAGER_BYTES + 1 };
+    if (it->rank == 1) {
+        CHECK_AWAIT(DONE, 1);
+        return;
+    }
+    tddp_op op = shm_op(it, TDDP_OP_SEND);
+    op.peer = 1;
+    op.input = shm_buffer(calloc(BYTES, 1), BYTES, TDDP_UINT8);
+    void **requests = calloc(MOST, sizeof *requests);
+    void *last = NULL;
+    size_t count = 0;
+    tddp_status status = TDDP_OK;
+    while (status == TDDP_OK && count < MOST) {
+        status = tddp_shm_p2p_post(it->shm, &op, &requests[count]);
+        count += status == TDDP_OK;
+    }
+    CHECK_STATUS(status, TDDP_OUT_OF_MEMORY);
+    CHECK_CONTAINS(tddp_error_message(), "wait for some of them first");
+    tddp_shm_abort(it->shm);
+    CHECK_STATUS(tddp_shm_p2p_post(it->shm, &op, &last), TDDP_GROUP_FAILED);
+    CHECK_TEXT(tddp_error_message(), "aborted");
+    for (size_t i = 0; i < count; i++) {
+        tddp_shm_p2p_drop(it->shm, requests[i]);
+    }
+    free(requests);
+    free(op.input.data);
+    check_signal(DONE);
+}
+
+TEST(more_messages_than_there_is_room_for)
+{
+    run_shm(SHM_THREADS, 2, too_many, NULL);
 }
