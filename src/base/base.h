@@ -148,6 +148,12 @@ void tddp_cgroup_root(const char *root);
 /* Appends a text in quotes, as JSON has it; bytes that are no UTF-8 become U+FFFD. */
 TDDP_NODISCARD tddp_status tddp_bytes_append_json(tddp_bytes *bytes, const char *text);
 
+/* --- printable.c ----------------------------------------------------------------------------- */
+
+/* Replaces what a terminal would act on by '?', in place; newlines and tabs stay. Returns `text`.
+ */
+char *tddp_mask_controls(char *text);
+
 /* --- thread.c -------------------------------------------------------------------------------- */
 
 /* Starts a thread with every signal blocked, so that the host language's handlers run elsewhere,

@@ -39,8 +39,9 @@ tddp_status tddp_bytes_append_json(tddp_bytes *bytes, const char *text)
             escaped[0] = '\\';
             escaped[1] = (char)*at;
             status = tddp_bytes_append(bytes, escaped, 2);
-        } else if (*at < 0x20) {
-            (void)snprintf(escaped, sizeof escaped, "\\u%04x", *at);
+        } else if (*at < 0x20 || *at == 0x7f || (*at == 0xc2 && at[1] < 0xa0)) {
+            /* The second byte of U+0080 to U+009F, which terminals act on, is the code itself. */
+            (void)snprintf(escaped, sizeof escaped, "\\u%04x", at[length - 1]);
             status = tddp_bytes_append(bytes, escaped, 6);
         } else {
             status = tddp_bytes_append(bytes, at, length);

@@ -164,6 +164,7 @@ void tddp_log(tddp_log_level level, const char *room, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(line + head, sizeof line - (size_t)head - 1, format, arguments);
     va_end(arguments);
+    (void)tddp_mask_controls(line); /* parts of it may come from other processes */
     tddp_log_sink sink = atomic_load(&current_sink);
     if (sink) {
         sink(level, room, line + head, atomic_load(&current_sink_data));

@@ -9,6 +9,8 @@
 
 #include <tddp/status.h>
 
+#include "base/base.h"
+
 enum { MESSAGE_BYTES = 4096 };
 
 static _Thread_local char message[MESSAGE_BYTES];
@@ -50,6 +52,7 @@ tddp_status tddp_fail(tddp_status status, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    (void)tddp_mask_controls(text); /* parts of it may come from other processes */
     memcpy(message, text, strlen(text) + 1);
     return status;
 }

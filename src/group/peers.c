@@ -87,7 +87,7 @@ static bool parse(const tddp_blob *record, tddp_peer_entry *entry)
            sscanf(record->data, "%16s %" SCNd64 " %" SCNu64 " %" SCNu64 " %d %71s%n",
                   entry->host_id, &entry->pid, &entry->pid_namespace, &entry->started,
                   &entry->root_rank, entry->host, &used) == 6 &&
-           (size_t)used == record->size && entry->pid > 0;
+           (size_t)used == record->size && entry->pid > 0 && tddp_mask_controls(entry->host);
 }
 
 tddp_status tddp_peers_create(const tddp_blob *records, int count, tddp_peers **out)

@@ -161,7 +161,8 @@ void tddp_launch_console_say(tddp_launch_console *console, const char *format, .
     va_start(arguments, format);
     (void)vsnprintf(text + head, sizeof text - (size_t)head - 1, format, arguments);
     va_end(arguments);
-    size_t length = strlen(text);
+    /* A worker on another node may have written parts of it. */
+    size_t length = strlen(tddp_mask_controls(text));
     text[length] = '\n';
     (void)!tddp_launch_console_write(console, TDDP_LAUNCH_ERR, text, length + 1);
 }

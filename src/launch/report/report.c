@@ -19,12 +19,14 @@ static void put(tddp_launch_console *console, const char *text)
     (void)!tddp_launch_console_write(console, TDDP_LAUNCH_ERR, text, strlen(text));
 }
 
-/* "  label     : text", further lines of the text indented to the same column. */
+/* "  label     : text", further lines of the text indented to the same column; without what a
+ * terminal would act on, since the text may be a worker's, here or on another node. */
 static void put_field(tddp_launch_console *console, const char *label, const char *text)
 {
     char head[32];
+    char *printable = tddp_copy_string(text);
     (void)snprintf(head, sizeof head, "  %-10s: ", label);
-    for (const char *at = text; *at != '\0';) {
+    for (const char *at = printable ? tddp_mask_controls(printable) : ""; *at != '\0';) {
         size_t length = strcspn(at, "\n");
         put(console, head);
         (void)!tddp_launch_console_write(console, TDDP_LAUNCH_ERR, at, length);
@@ -32,6 +34,7 @@ static void put_field(tddp_launch_console *console, const char *label, const cha
         at += length + (at[length] == '\n');
         (void)snprintf(head, sizeof head, "%14s", "");
     }
+    free(printable);
 }
 
 static void put_ending(tddp_launch_console *console, const tddp_launch_worker *worker)

@@ -46,6 +46,31 @@ static void *other_thread(void *data)
     return NULL;
 }
 
+/* What others have written must not act on a terminal; what is text stays. */
+TEST(texts_are_shown_without_control_characters)
+{
+    static const char *const shown[][2] = {
+        {"plain, \"quoted\"\n\ttext", "plain, \"quoted\"\n\ttext"},
+        {"\x1b]0;owned\a\x1b[2J", "?]0;owned??[2J"},
+        {"a\r\nb\rc\bd\x7f", "a\nb?c?d?"},
+        {"\xc2\x9b"
+         "31m \x9b"
+         "31m",
+         "?31m ?31m"},
+        {"\xc3\x9b\xe4\xbd\x95\xf0\x9f\x98\x80\xc2\xa0",
+         "\xc3\x9b\xe4\xbd\x95\xf0\x9f\x98\x80\xc2\xa0"},
+        {"cut \xf0\x9f\x98", "cut \xf0??"},
+        {"latin \xe9t\xe9", "latin \xe9t\xe9"},
+    };
+    for (size_t i = 0; i < sizeof shown / sizeof shown[0]; i++) {
+        char text[64];
+        (void)snprintf(text, sizeof text, "%s", shown[i][0]);
+        CHECK_TEXT(tddp_mask_controls(text), shown[i][1]);
+    }
+    (void)!tddp_fail(TDDP_STORE, "they said %s", "\x1b[31m");
+    CHECK_TEXT(tddp_error_message(), "they said ?[31m");
+}
+
 TEST(threads_have_texts_of_their_own_and_take_no_signals)
 {
     pthread_t thread;

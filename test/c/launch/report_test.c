@@ -16,7 +16,7 @@ TEST(json_has_its_commas_and_escapes)
 {
     tddp_launch_json json = {0};
     tddp_launch_json_open(&json, NULL, '{');
-    tddp_launch_json_text(&json, "a", "x\"\n\xff");
+    tddp_launch_json_text(&json, "a", "x\"\n\xff\x7f\xc2\x9b\xc3\xa9");
     tddp_launch_json_text(&json, "b", NULL);
     tddp_launch_json_open(&json, "c", '[');
     tddp_launch_json_number(&json, NULL, -3);
@@ -28,9 +28,10 @@ TEST(json_has_its_commas_and_escapes)
     tddp_launch_json_close(&json, '{');
     CHECK(!json.failed);
     CHECK_OK(tddp_bytes_append(&json.text, "", 1));
-    CHECK_TEXT(json.text.data,
-               "{\n\"a\": \"x\\\"\\u000a\\ufffd\",\n\"b\": null,\n\"c\": [\n-3,\n[],"
-               "\ntrue],\n\"d\": false}");
+    CHECK_TEXT(
+        json.text.data,
+        "{\n\"a\": \"x\\\"\\u000a\\ufffd\\u007f\\u009b\xc3\xa9\",\n\"b\": null,\n\"c\": [\n-3,\n[],"
+        "\ntrue],\n\"d\": false}");
     tddp_bytes_free(&json.text);
 }
 
