@@ -16,9 +16,9 @@ class CommandLineTest < LaunchCase
   end
 
   def test_an_unknown_flag
-    result = run_torchrun("--nproc-per-nod=2", "train.rb")
+    result = run_torchrun("--nproc-per-nodes=2", "train.rb")
     assert_code 2, result
-    assert_equal "torchrun: unknown flag --nproc-per-nod; flags of the script stand after it; see torchrun --help\n", result.err
+    assert_equal "torchrun: unknown flag --nproc-per-nodes; flags of the script stand after it; see torchrun --help\n", result.err
   end
 
   def test_wrong_values

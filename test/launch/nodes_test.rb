@@ -97,6 +97,34 @@ class NodesTest < NodesCase
     assert_match(/the torchrun that hosts the rendezvous at 127\.0\.0\.1:\d+ is lost/, result.err)
   end
 
+  # A node that was stopped itself does not blame the host alone.
+  def test_a_node_that_was_stopped_says_why_it_was_given_up
+    runs = pair(*shell("echo ready; exec sleep 60"), flags: [["--rdzv-conf=heartbeat_timeout=3"]] * 2)
+    runs.each { |run| run.await(/ready/) }
+    agent = runs[1].agent
+    Process.kill(:STOP, agent)
+    result = runs[0].finish
+    assert_match(/node 1 is lost: no sign of life for 3 s/, result.err)
+    refute_match(/itself stopped/, result.err)
+    Process.kill(:CONT, agent)
+    result = runs[1].finish
+    assert_code 1, result
+    assert_match(/this node gave no sign of life for \d+ s before, so that it counted as lost there|node 1 is lost/, result.err)
+  end
+
+  # What a worker says of its failure is shown on other nodes, and on its own, without what a terminal would act on.
+  def test_a_failure_elsewhere_sends_no_control_characters
+    error = '{"message": {"message": "Boom: \\u001b]0;owned\\u0007\\u001b[2J\\r\\u009b31m", "extraInfo": {"timestamp": 1, "py_callstack": "at \\u001b[5mline"}}}'
+    code = "if [ $RANK = 1 ]; then printf '%s' '#{error}' > \"$TORCHELASTIC_ERROR_FILE\"; exit 3; fi; exec sleep 60"
+    results = pair(*shell(code)).map(&:finish)
+    results.each do |result|
+      assert_code 1, result
+      assert_match(/: Boom: \?\]0;owned\?\?\[2J\?\?31m\n/, result.err)
+      assert_match(/at \?\[5mline\n/, result.err)
+      assert_empty result.err.force_encoding("UTF-8").scan(/[[:cntrl:]&&[^\n\t]]/)
+    end
+  end
+
   def test_all_nodes_restart_together
     code = ['echo "$RANK $TORCHELASTIC_RESTART_COUNT"', MARK, "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0",
       "[ $RANK = 1 ] || exec sleep 600", "await 0.0", "exit 1"].join("\n")
@@ -153,7 +181,7 @@ class NodesTest < NodesCase
     runs = pair(*shell("exit 0"), flags: [[], ["--rdzv-conf=heartbeat_timeout=7"]])
     result = runs[1].finish
     assert_code 1, result
-    assert_match(/started with .*heartbeat_timeout=5, this node with .*heartbeat_timeout=7; expected the same/, result.err)
+    assert_match(/started with .*heartbeat_timeout=15, this node with .*heartbeat_timeout=7; expected the same/, result.err)
     runs[0].signal(:TERM)
     runs[0].finish
   end

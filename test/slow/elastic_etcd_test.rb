@@ -4,7 +4,7 @@ require_relative "support/elastic_case"
 
 # Three hosts have a member of etcd each, and a node of the job: each of them may be lost.
 class ElasticEtcdTest < ElasticCase
-  FLAGS = ["--rdzv-conf=last_call_timeout=1,join_timeout=60", "--shutdown-timeout=2"].freeze
+  FLAGS = ["--rdzv-conf=last_call_timeout=1,join_timeout=60,heartbeat_timeout=5", "--shutdown-timeout=2"].freeze
 
   def job
     hosts(3)

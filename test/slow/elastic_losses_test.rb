@@ -4,7 +4,7 @@ require_relative "support/elastic_case"
 
 # Hosts that die or cannot be reached.
 class ElasticLossesTest < ElasticCase
-  FLAGS = ["--rdzv-conf=last_call_timeout=1", "--shutdown-timeout=2"].freeze
+  FLAGS = ["--rdzv-conf=last_call_timeout=1,heartbeat_timeout=5", "--shutdown-timeout=2"].freeze
 
   def job(count, nnodes, **options)
     runs = Array.new(count) { |host| node(host, *FLAGS, nnodes: nnodes, **options) }

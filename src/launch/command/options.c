@@ -10,7 +10,7 @@
 #include "base/base.h"
 #include "launch/command/options.h"
 
-enum { NAME_BYTES = 64 };
+enum { NAME_BYTES = 64, OTHERS_BYTES = 512 };
 
 static const tddp_launch_options defaults = {
     .min_nodes = 1,
@@ -26,7 +26,7 @@ static const tddp_launch_options defaults = {
              .close_timeout = 3,
              .report_interval = 10,
              .read_timeout = 60,
-             .heartbeat_timeout = 5,
+             .heartbeat_timeout = -1,
              .keep_alive_interval = -1,
              .keep_alive_max_attempt = -1},
     .monitor_interval = 0.1,
@@ -104,35 +104,77 @@ static bool is_letter(const tddp_launch_flag *flag, const char *argument)
     return flag->letter && argument[1] == flag->letter && (argument[2] == '\0' || joined);
 }
 
-static bool is_name(const tddp_launch_flag *flag, const char *name)
+/* Whether this long flag, or its other name, begins with `name`; `*whole`: or is it. */
+static bool begins_with(const tddp_launch_flag *flag, const char *name, bool *whole)
 {
-    return tddp_launch_flag_is_long(flag) &&
-           (strcmp(flag->name, name) == 0 || (flag->alias && strcmp(flag->alias, name) == 0));
+    const char *const names[] = {flag->name, flag->alias};
+    size_t length = strlen(name);
+    bool begins = false;
+    *whole = false;
+    for (int i = 0; i < 2 && tddp_launch_flag_is_long(flag); i++) {
+        if (names[i] && strncmp(names[i], name, length) == 0) {
+            begins = true;
+            *whole |= names[i][length] == '\0';
+        }
+    }
+    return begins;
 }
 
-static const tddp_launch_flag *find_flag(const char *argument)
+/* The flag with this name, or the only one that begins with it, as Python's argparse has it. With
+ * several `others` has their names. */
+static const tddp_launch_flag *find_long(const char *name, char others[OTHERS_BYTES])
+{
+    const tddp_launch_flag *found = NULL;
+    size_t size = 0;
+    int count = 0;
+    for (size_t i = 0; i < tddp_launch_flag_count && *name != '\0'; i++) {
+        const tddp_launch_flag *flag = &tddp_launch_flags[i];
+        bool whole;
+        if (!begins_with(flag, name, &whole)) {
+            continue;
+        }
+        if (whole) {
+            return flag;
+        }
+        found = flag;
+        count++;
+        if (size < OTHERS_BYTES) {
+            size += (size_t)snprintf(others + size, OTHERS_BYTES - size, "%s--%s", size ? ", " : "",
+                                     flag->name);
+        }
+    }
+    if (count == 1) {
+        others[0] = '\0';
+    }
+    return count == 1 ? found : NULL;
+}
+
+static const tddp_launch_flag *find_flag(const char *argument, char others[OTHERS_BYTES])
 {
     char name[NAME_BYTES];
-    bool is_long = argument[1] == '-';
-    if (is_long && !read_name(argument, name)) {
-        return NULL;
+    others[0] = '\0';
+    if (argument[1] == '-') {
+        return read_name(argument, name) ? find_long(name, others) : NULL;
     }
     for (size_t i = 0; i < tddp_launch_flag_count; i++) {
-        const tddp_launch_flag *flag = &tddp_launch_flags[i];
-        if (is_long ? is_name(flag, name) : is_letter(flag, argument)) {
-            return flag;
+        if (is_letter(&tddp_launch_flags[i], argument)) {
+            return &tddp_launch_flags[i];
         }
     }
     return NULL;
 }
 
-static tddp_status unknown_flag(const char *argument)
+static tddp_status unknown_flag(const char *argument, const char *others)
 {
     static const char advice[] = "flags of the script stand after it; see torchrun --help";
     char name[NAME_BYTES];
     if (argument[1] != '-' || !read_name(argument, name)) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "unknown flag %.64s%s; %s", argument,
                          strlen(argument) > 64 ? "..." : "", advice);
+    }
+    if (others[0] != '\0') {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "--%s may be one of %s; expected one of them", name,
+                         others);
     }
     return tddp_fail(TDDP_INVALID_ARGUMENT, "unknown flag --%s; %s", name, advice);
 }
@@ -153,9 +195,10 @@ static const char *joined_value(const char *argument, size_t *length)
 static tddp_status take_flag(int argc, char **argv, int *index, tddp_launch_options *out)
 {
     const char *argument = argv[*index];
-    const tddp_launch_flag *flag = find_flag(argument);
+    char others[OTHERS_BYTES];
+    const tddp_launch_flag *flag = find_flag(argument, others);
     if (!flag) {
-        return unknown_flag(argument);
+        return unknown_flag(argument, others);
     }
     char source[NAME_BYTES + 4];
     size_t length;
@@ -175,7 +218,11 @@ static tddp_status take_flag(int argc, char **argv, int *index, tddp_launch_opti
         }
         (*index)++;
     }
-    return tddp_launch_value_store(flag, source, value, out);
+    tddp_status status = tddp_launch_value_store(flag, source, value, out);
+    if (flag->kind == TDDP_LAUNCH_KIND_CONF) {
+        tddp_launch_conf_hide_password(argv[*index] + (value - argv[*index]));
+    }
+    return status;
 }
 
 tddp_status tddp_launch_options_parse(int argc, char **argv, tddp_launch_lookup lookup,

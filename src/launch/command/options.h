@@ -186,6 +186,7 @@ typedef const char *(*tddp_launch_lookup)(const char *name);
 /*
  * Reads the environment's defaults, then the command line (argv[0] is the program). Errors:
  * TDDP_INVALID_ARGUMENT, its text one line that names the flag, the value and what was expected.
+ * A password among the arguments is overwritten there.
  */
 TDDP_NODISCARD tddp_status tddp_launch_options_parse(int argc, char **argv,
                                                      tddp_launch_lookup lookup,
@@ -267,6 +268,10 @@ TDDP_NODISCARD tddp_status tddp_launch_endpoints_store(const char *source, const
                                                        tddp_launch_options *out);
 TDDP_NODISCARD tddp_status tddp_launch_conf_store(const tddp_launch_flag *flag, const char *source,
                                                   const char *value, tddp_launch_conf *out);
+
+/* Overwrites the password in a value of --rdzv-conf, and what follows it, with stars of the same
+ * length: the command line is for all users of the machine to see. */
+void tddp_launch_conf_hide_password(char *value);
 
 /* HOST, HOST:PORT, [V6] or [V6]:PORT; a text with several colons and no brackets is a bare V6. A
  * port that is not there is -1. */

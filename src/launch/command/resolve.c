@@ -15,7 +15,7 @@ enum {
         3, /* its leases last 2 s at least, and the coordinator waits after that */
     MOST_RUN_ID_BYTES = 256, /* in etcd's keys */
     CHECKED_WORKERS = 2,
-    /* PyTorch's, where only the other one is given. */
+    /* PyTorch's. */
     KEEP_ALIVE_INTERVAL_S = 5,
     KEEP_ALIVE_MAX_ATTEMPT = 3
 };
@@ -83,7 +83,7 @@ int tddp_launch_silence_s(const tddp_launch_conf *conf)
     int attempts =
         conf->keep_alive_max_attempt > 0 ? conf->keep_alive_max_attempt : KEEP_ALIVE_MAX_ATTEMPT;
     bool given = conf->keep_alive_interval > 0 || conf->keep_alive_max_attempt > 0;
-    return given ? interval * attempts : conf->heartbeat_timeout;
+    return given || conf->heartbeat_timeout < 0 ? interval * attempts : conf->heartbeat_timeout;
 }
 
 static tddp_status check_several_nodes(const tddp_launch_options *options)

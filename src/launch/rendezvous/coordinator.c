@@ -9,7 +9,7 @@
 
 #include "launch/rendezvous/coordinator_state.h"
 
-enum { LATE_MS = 1000, LATE_PART = 4 };
+enum { LATE_MS = 1000, LATE_PART = 4, GAP_PART = 2, GAP_BYTES = 96 };
 
 tddp_status tddp_launch_coordinator_create(const tddp_launch_coordinator_opts *opts, int64_t now_ns,
                                            tddp_launch_coordinator **out)
@@ -203,16 +203,35 @@ static void forgive_lateness(tddp_launch_coordinator *coordinator)
     int64_t part_ns = coordinator->opts.node_timeout_ns / LATE_PART;
     int64_t late_ns = part_ns < LATE_MS * TDDP_NS_PER_MS ? part_ns : LATE_MS * TDDP_NS_PER_MS;
     bool late = coordinator->now_ns - coordinator->tick_ns > late_ns;
+    if (late) {
+        coordinator->gap_ns = coordinator->now_ns - coordinator->tick_ns;
+        coordinator->gap_end_ns = coordinator->now_ns;
+    }
     for (int i = 0; late && i < coordinator->count; i++) {
         coordinator->nodes[i].beat_ns = coordinator->now_ns;
     }
     coordinator->tick_ns = coordinator->now_ns;
 }
 
+/* What is added when a node is called lost that was last looked for after this process stood still
+ * for a while: it may have given up the coordinator, rather than the other way round. */
+static void describe_gap(const tddp_launch_coordinator *coordinator,
+                         const tddp_launch_participant *node, char text[GAP_BYTES])
+{
+    bool since = node->beat_ns == coordinator->gap_end_ns; /* nothing has come since then */
+    text[0] = '\0';
+    if (since && coordinator->gap_ns >= coordinator->opts.node_timeout_ns / GAP_PART) {
+        (void)snprintf(text, GAP_BYTES,
+                       "; before that the torchrun that coordinates was itself stopped for %lld s",
+                       (long long)((coordinator->gap_ns + TDDP_NS_PER_S / 2) / TDDP_NS_PER_S));
+    }
+}
+
 static void look_for_lost(tddp_launch_coordinator *coordinator)
 {
     char where[TDDP_LAUNCH_LIST_BYTES];
-    char text[TDDP_LAUNCH_LIST_BYTES + 96];
+    char gap[GAP_BYTES];
+    char text[TDDP_LAUNCH_LIST_BYTES + GAP_BYTES + 96];
     long long seconds = (coordinator->opts.node_timeout_ns + TDDP_NS_PER_S - 1) / TDDP_NS_PER_S;
     for (int i = 0; i < coordinator->count && coordinator->stage != TDDP_LAUNCH_STAGE_ENDED;) {
         tddp_launch_participant *node = &coordinator->nodes[i];
@@ -222,12 +241,13 @@ static void look_for_lost(tddp_launch_coordinator *coordinator)
         }
         (void)snprintf(where, sizeof where, "(%.200s pid %lld)", node->joiner.host,
                        (long long)node->joiner.pid);
+        describe_gap(coordinator, node, gap);
         if (node->rank >= 0) {
-            (void)snprintf(text, sizeof text, "node %d is lost: no sign of life for %lld s %s",
-                           node->rank, seconds, where);
+            (void)snprintf(text, sizeof text, "node %d is lost: no sign of life for %lld s %s%s",
+                           node->rank, seconds, where, gap);
         } else {
-            (void)snprintf(text, sizeof text, "a node is lost: no sign of life for %lld s %s",
-                           seconds, where);
+            (void)snprintf(text, sizeof text, "a node is lost: no sign of life for %lld s %s%s",
+                           seconds, where, gap);
         }
         tddp_launch_coordinator_remove(coordinator, node, TDDP_LAUNCH_LOST, text);
     }

@@ -71,7 +71,9 @@ struct tddp_launch_coordinator {
     int64_t enough_ns;    /* since when there are enough for a first round; 0: there are not */
     int64_t last_join_ns;
     int64_t report_ns; /* when to tell next */
-    int64_t tick_ns;   /* the last one */
+    int64_t gap_ns;    /* how long nobody looked at the events, the last time, and until when */
+    int64_t gap_end_ns;
+    int64_t tick_ns; /* the last one */
     int64_t ended_ns;
     tddp_launch_how ended_how;
     char ended_text[TDDP_LAUNCH_TEXT_BYTES];

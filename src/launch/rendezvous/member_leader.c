@@ -80,11 +80,19 @@ static char *describe_loss(const tddp_launch_node *node, const char *reason)
 {
     char name[NAME_BYTES];
     char silence[32];
+    char given_up[128] = "";
     int64_t silence_ms = (tddp_now_ns() - node->heard_ns) / TDDP_NS_PER_MS;
     node->backend->name(node, name, sizeof name);
     (void)snprintf(silence, sizeof silence, "no answer for %lld s",
                    (long long)((silence_ms + 500) / 1000));
-    return tddp_format("%s is lost: %s%s", name, reason ? reason : silence,
+    if (reason && silence_ms >= node->times.silence_ms - 2 * node->times.margin_ms) {
+        /* This torchrun was stopped, say: no loss of the other's. */
+        (void)snprintf(given_up, sizeof given_up,
+                       "; this node gave no sign of life for %lld s before, so that it counted as "
+                       "lost there",
+                       (long long)((silence_ms + 500) / 1000));
+    }
+    return tddp_format("%s is lost: %s%s%s", name, reason ? reason : silence, given_up,
                        node->backend->survives ? ""
                                                : "; a job with --rdzv-backend=etcd survives that");
 }

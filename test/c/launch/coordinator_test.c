@@ -399,6 +399,19 @@ TEST(a_coordinator_that_was_held_up_blames_nobody)
     pass(3, "12");
     CHECK_TEXT(hear(), "");
     pass(5, "1");
-    CHECK_CONTAINS(hear(), "rejoin 2 ");
+    CHECK_TEXT(hear(), "rejoin 2 node 1 is lost: no sign of life for 5 s (b pid 102)");
+    close_coordinator();
+}
+
+/* The others may have given it up meanwhile, so it does not call one lost without that. */
+TEST(a_coordinator_that_was_held_up_says_so)
+{
+    start(2, 2, 0, 2);
+    now += 100 * SECOND;
+    tick();
+    pass(5, "1");
+    CHECK_TEXT(hear(),
+               "rejoin 2 node 1 is lost: no sign of life for 5 s (b pid 102); before that the "
+               "torchrun that coordinates was itself stopped for 100 s");
     close_coordinator();
 }

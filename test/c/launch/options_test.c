@@ -4,40 +4,7 @@
 
 #include "check.h"
 #include "launch/command/module.h"
-#include "launch/command/options.h"
-
-/* One variable that the lookup knows, "NAME=value". */
-static const char *variable;
-
-static const char *lookup(const char *name)
-{
-    size_t length = strlen(name);
-    return variable && strncmp(variable, name, length) == 0 && variable[length] == '='
-               ? variable + length + 1
-               : NULL;
-}
-
-static tddp_launch_options got;
-
-/* Parses a command line that is split at its spaces. */
-static tddp_status parse(const char *line)
-{
-    static char text[1024];
-    static char *argv[64];
-    int argc = 0;
-    snprintf(text, sizeof text, "torchrun %s", line);
-    for (char *word = strtok(text, " "); word; word = strtok(NULL, " ")) {
-        argv[argc++] = word;
-    }
-    argv[argc] = NULL;
-    return tddp_launch_options_parse(argc, argv, lookup, &got);
-}
-
-static void refused(const char *line, const char *text)
-{
-    CHECK_STATUS(parse(line), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), text);
-}
+#include "options_play.h"
 
 TEST(a_script_and_its_arguments)
 {
@@ -90,134 +57,6 @@ TEST(nodes_are_a_number_or_a_range)
     refused("--nnodes=1:2:3 a", "expected a number of nodes");
     refused("--nnodes=111111111111111111111111:2 a", "expected a number of nodes");
     refused("--nnodes=0 a", "expected a number of nodes from 1");
-}
-
-TEST(several_nodes_need_a_place_to_meet)
-{
-    CHECK_OK(parse("--nnodes=2 --node-rank=1 --rdzv-backend=c10d --rdzv-endpoint=host0:29503 "
-                   "--rdzv-id=my-job --nproc-per-node=4 a.rb"));
-    CHECK_INT(got.max_nodes, 2);
-    CHECK_INT(got.node_rank, 1);
-    CHECK_INT(got.backend, TDDP_LAUNCH_C10D);
-    CHECK_TEXT(got.endpoints[0].host, "host0");
-    CHECK_INT(got.endpoints[0].port, 29503);
-    CHECK_TEXT(got.run_id, "my-job");
-    CHECK_OK(parse("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=host0 a.rb"));
-    CHECK_INT(got.endpoints[0].port, 29400);
-    CHECK_OK(parse("--nnodes=2 --node-rank=0 --master-addr=h --master-port=1 a.rb"));
-    CHECK_INT(got.endpoint_count, 1);
-    CHECK_TEXT(got.endpoints[0].host, "h");
-    CHECK_INT(got.endpoints[0].port, 1);
-    CHECK_OK(parse("--nnodes=2 --node-rank=0 --master-addr=[::1] a.rb"));
-    CHECK_TEXT(got.endpoints[0].host, "::1");
-    CHECK_INT(got.endpoints[0].port, 29500);
-    refused("--nnodes=2 --node-rank=0 --master-addr=h:80 a", "--master-addr=h:80: expected an "
-                                                             "address or a host's name; the port");
-    refused("--nnodes=2 a", "needs --node-rank");
-    refused("--nnodes=2 --node-rank=0 a", "--master-addr=HOST");
-    refused("--nnodes=2 --rdzv-backend=c10d a", "--rdzv-endpoint=HOST:PORT");
-    refused("--nnodes=2 --node-rank=2 --master-addr=h a", "expected 0 to 1");
-    refused("--nnodes=2 --standalone a", "--standalone is for one node");
-    refused("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h:0 a", "port 0");
-}
-
-TEST(endpoints)
-{
-    CHECK_OK(parse("--rdzv-endpoint=[fe80::1]:80 a"));
-    CHECK_TEXT(got.endpoints[0].host, "fe80::1");
-    CHECK_INT(got.endpoints[0].port, 80);
-    CHECK_OK(parse("--rdzv-endpoint=::1 a"));
-    CHECK_TEXT(got.endpoints[0].host, "::1");
-    CHECK_INT(got.endpoints[0].port, 0); /* one node alone: any */
-    CHECK_OK(parse("--rdzv-endpoint=[::1] a"));
-    CHECK_TEXT(got.endpoints[0].host, "::1");
-    CHECK_OK(parse("--standalone --rdzv-endpoint=h:1 a"));
-    CHECK_INT(got.endpoint_count, 0);
-    refused("--rdzv-endpoint=h:70000 a", "--rdzv-endpoint=h:70000: expected HOST or HOST:PORT");
-    refused("--rdzv-endpoint=h: a", "expected HOST");
-    refused("--rdzv-endpoint=:80 a", "expected HOST");
-    refused("--rdzv-endpoint=, a", "expected HOST");
-    CHECK_OK(parse("--rdzv-endpoint= a"));
-    CHECK_INT(got.endpoint_count, 0);
-    refused("--nnodes=2 --node-rank=0 --rdzv-endpoint= a", "needs the place where the nodes meet");
-    refused("--rdzv-endpoint=[::1 a", "expected HOST");
-    refused("--rdzv-endpoint=[::1]x a", "expected HOST");
-}
-
-TEST(several_endpoints)
-{
-    CHECK_OK(parse("--nnodes=3 --rdzv-backend=etcd --rdzv-id=j "
-                   "--rdzv-endpoint=a:1,[::1]:2379,fe80::2 x"));
-    CHECK_INT(got.endpoint_count, 3);
-    CHECK_TEXT(got.endpoints[0].host, "a");
-    CHECK_INT(got.endpoints[0].port, 1);
-    CHECK_TEXT(got.endpoints[1].host, "::1");
-    CHECK_INT(got.endpoints[1].port, 2379);
-    CHECK_TEXT(got.endpoints[2].host, "fe80::2");
-    CHECK_INT(got.endpoints[2].port, 2379);
-    CHECK_OK(parse("--rdzv-backend=etcd --rdzv-endpoint=a,b,c,d,e,f,g x"));
-    CHECK_INT(got.endpoint_count, 7);
-    refused("--rdzv-backend=etcd --rdzv-endpoint=a,b,c,d,e,f,g,h x", "up to 7");
-    refused("--rdzv-backend=etcd --rdzv-endpoint=a:1,A:1 x", "A:1 is there twice");
-    refused("--rdzv-backend=etcd --rdzv-endpoint=a,,b x", "expected HOST");
-    refused("--rdzv-endpoint=a,b x", "2 endpoints need --rdzv-backend=etcd; expected one");
-    refused("--rdzv-backend=c10d --rdzv-endpoint=a,b x", "2 endpoints need --rdzv-backend=etcd");
-    refused("--nnodes=2 --rdzv-backend=etcd --rdzv-id=j --rdzv-endpoint=a,b:0 x",
-            "b, port 0: expected");
-}
-
-TEST(etcd)
-{
-    CHECK_OK(
-        parse("--nnodes=1:3 --rdzv-backend=etcd --rdzv-endpoint=h --rdzv-id=j --rdzv-conf="
-              "protocol=https,cacert=/ca.pem,cert=/c.pem,key=/k.pem,username=u,password=p=w x"));
-    CHECK_INT(got.backend, TDDP_LAUNCH_ETCD);
-    CHECK(got.conf.etcd.https);
-    CHECK_TEXT(got.conf.etcd.cacert, "/ca.pem");
-    CHECK_TEXT(got.conf.etcd.cert, "/c.pem");
-    CHECK_TEXT(got.conf.etcd.key, "/k.pem");
-    CHECK_TEXT(got.conf.etcd.username, "u");
-    CHECK_TEXT(got.conf.etcd.password, "p=w");
-    CHECK_OK(parse("--rdzv-backend=etcd --rdzv-conf=protocol=http x"));
-    CHECK(!got.conf.etcd.https);
-    refused("--rdzv-backend=etcd --rdzv-conf=protocol=ftp x", "expected http or https");
-    refused("--rdzv-conf=cert=/c.pem x", "--rdzv-conf: cert needs --rdzv-backend=etcd");
-    refused("--rdzv-backend=etcd-v2 x", "etcd-v2: etcd has no API of version 2 any more; expected "
-                                        "etcd, which uses version 3");
-    refused("--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=h x", "needs --rdzv-id=ID");
-    refused("--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=h --rdzv-id=j "
-            "--rdzv-conf=heartbeat_timeout=2 x",
-            "lost after 2 s: expected at least 3 s");
-    refused("--nnodes=2 --rdzv-backend=etcd --rdzv-id=j x", "--rdzv-endpoint=HOST:PORT");
-}
-
-TEST(rdzv_conf)
-{
-    CHECK_OK(parse("--rdzv-conf=join_timeout=7,heartbeat_timeout=2,is_host=true,store_type=tcp,"
-                   "use_libuv=0,last_call_timeout=3,close_timeout=4,read_timeout=5,"
-                   "keep_alive_interval=6,keep_alive_max_attempt=8,report_interval=9 a"));
-    CHECK_INT(got.conf.join_timeout, 7);
-    CHECK_INT(got.conf.heartbeat_timeout, 2);
-    CHECK_INT(got.conf.is_host, 1);
-    CHECK_INT(got.conf.last_call_timeout, 3);
-    CHECK_INT(got.conf.close_timeout, 4);
-    CHECK_INT(got.conf.report_interval, 9);
-    CHECK_INT(got.conf.read_timeout, 5);
-    CHECK_INT(got.conf.keep_alive_interval, 6);
-    CHECK_INT(got.conf.keep_alive_max_attempt, 8);
-    CHECK_OK(parse("--rdzv-conf=timeout=90, a"));
-    CHECK_INT(got.conf.join_timeout, 90);
-    CHECK_INT(got.conf.last_call_timeout, 30);
-    CHECK_INT(got.conf.heartbeat_timeout, 5);
-    CHECK_INT(got.conf.report_interval, 10);
-    CHECK_INT(got.conf.is_host, -1);
-    refused("--rdzv-conf=join_timeout a", "KEY=VALUE");
-    refused("--rdzv-conf=speed=3 a", "--rdzv-conf: unknown key speed; expected join_timeout, ");
-    refused("--rdzv-conf=join_timeout=0 a", "join_timeout=0: expected a number from 1 to 86400");
-    refused("--rdzv-conf=keep_alive_interval=600,keep_alive_max_attempt=600 a",
-            "keep_alive_interval=600 times keep_alive_max_attempt=600 is 360000 s");
-    refused("--rdzv-conf=is_host=maybe a", "is_host=maybe: expected 0 or 1");
-    refused("--rdzv-conf=store_type=file a", "store_type=file: expected tcp");
 }
 
 TEST(streams_for_all_or_by_local_rank)
@@ -345,9 +184,30 @@ TEST(seconds)
     refused("--shutdown-timeout= a", "expected seconds");
 }
 
+/* As Python's argparse, which PyTorch's torchrun uses. */
+TEST(flags_may_be_abbreviated)
+{
+    CHECK_OK(parse("--nproc 3 --max_r=2 --stand a.rb"));
+    CHECK_INT(got.processes.number, 3);
+    CHECK_INT(got.max_restarts, 2);
+    CHECK(got.standalone);
+    CHECK_OK(parse("--nproc_per=4 --nnode 1 --no-p a"));
+    CHECK_INT(got.processes.number, 4);
+    CHECK(got.no_ruby);
+    CHECK_OK(parse("--monitor a")); /* a whole name, though another begins with it */
+    CHECK(got.monitor);
+    refused("--no a", "--no may be one of --no-ruby, --node-rank; expected one of them");
+    refused("--rdzv a", "--rdzv may be one of --rdzv-backend, --rdzv-endpoint, --rdzv-id, ");
+    refused("--=2 a", "unknown flag --; flags of the script");
+    refused("--nproc=0 a", "--nproc=0: expected a number from 1");
+    CHECK_OK(parse("a --nproc 3"));
+    CHECK_INT(got.processes.number, 1);
+}
+
 TEST(unknown_flags_are_named)
 {
-    refused("--nproc-per-nod=2 a", "unknown flag --nproc-per-nod; flags of the script stand after");
+    refused("--nproc-per-nodes=2 a",
+            "unknown flag --nproc-per-nodes; flags of the script stand after");
     refused("--epochs=3 a", "unknown flag --epochs; flags of the script stand after it; see");
     refused("-x a", "unknown flag -x; flags of the script");
     refused("-mx a", "unknown flag -mx");

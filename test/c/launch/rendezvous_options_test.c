@@ -1,0 +1,182 @@
+#include "options_play.h"
+
+TEST(several_nodes_need_a_place_to_meet)
+{
+    CHECK_OK(parse("--nnodes=2 --node-rank=1 --rdzv-backend=c10d --rdzv-endpoint=host0:29503 "
+                   "--rdzv-id=my-job --nproc-per-node=4 a.rb"));
+    CHECK_INT(got.max_nodes, 2);
+    CHECK_INT(got.node_rank, 1);
+    CHECK_INT(got.backend, TDDP_LAUNCH_C10D);
+    CHECK_TEXT(got.endpoints[0].host, "host0");
+    CHECK_INT(got.endpoints[0].port, 29503);
+    CHECK_TEXT(got.run_id, "my-job");
+    CHECK_OK(parse("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=host0 a.rb"));
+    CHECK_INT(got.endpoints[0].port, 29400);
+    CHECK_OK(parse("--nnodes=2 --node-rank=0 --master-addr=h --master-port=1 a.rb"));
+    CHECK_INT(got.endpoint_count, 1);
+    CHECK_TEXT(got.endpoints[0].host, "h");
+    CHECK_INT(got.endpoints[0].port, 1);
+    CHECK_OK(parse("--nnodes=2 --node-rank=0 --master-addr=[::1] a.rb"));
+    CHECK_TEXT(got.endpoints[0].host, "::1");
+    CHECK_INT(got.endpoints[0].port, 29500);
+    refused("--nnodes=2 --node-rank=0 --master-addr=h:80 a", "--master-addr=h:80: expected an "
+                                                             "address or a host's name; the port");
+    refused("--nnodes=2 a", "needs --node-rank");
+    refused("--nnodes=2 --node-rank=0 a", "--master-addr=HOST");
+    refused("--nnodes=2 --rdzv-backend=c10d a", "--rdzv-endpoint=HOST:PORT");
+    refused("--nnodes=2 --node-rank=2 --master-addr=h a", "expected 0 to 1");
+    refused("--nnodes=2 --standalone a", "--standalone is for one node");
+    refused("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h:0 a", "port 0");
+}
+
+TEST(endpoints)
+{
+    CHECK_OK(parse("--rdzv-endpoint=[fe80::1]:80 a"));
+    CHECK_TEXT(got.endpoints[0].host, "fe80::1");
+    CHECK_INT(got.endpoints[0].port, 80);
+    CHECK_OK(parse("--rdzv-endpoint=::1 a"));
+    CHECK_TEXT(got.endpoints[0].host, "::1");
+    CHECK_INT(got.endpoints[0].port, 0); /* one node alone: any */
+    CHECK_OK(parse("--rdzv-endpoint=[::1] a"));
+    CHECK_TEXT(got.endpoints[0].host, "::1");
+    CHECK_OK(parse("--standalone --rdzv-endpoint=h:1 a"));
+    CHECK_INT(got.endpoint_count, 0);
+    refused("--rdzv-endpoint=h:70000 a", "--rdzv-endpoint=h:70000: expected HOST or HOST:PORT");
+    refused("--rdzv-endpoint=h: a", "expected HOST");
+    refused("--rdzv-endpoint=:80 a", "expected HOST");
+    refused("--rdzv-endpoint=, a", "expected HOST");
+    CHECK_OK(parse("--rdzv-endpoint= a"));
+    CHECK_INT(got.endpoint_count, 0);
+    refused("--nnodes=2 --node-rank=0 --rdzv-endpoint= a", "needs the place where the nodes meet");
+    refused("--rdzv-endpoint=[::1 a", "expected HOST");
+    refused("--rdzv-endpoint=[::1]x a", "expected HOST");
+}
+
+TEST(several_endpoints)
+{
+    CHECK_OK(parse("--nnodes=3 --rdzv-backend=etcd --rdzv-id=j "
+                   "--rdzv-endpoint=a:1,[::1]:2379,fe80::2 x"));
+    CHECK_INT(got.endpoint_count, 3);
+    CHECK_TEXT(got.endpoints[0].host, "a");
+    CHECK_INT(got.endpoints[0].port, 1);
+    CHECK_TEXT(got.endpoints[1].host, "::1");
+    CHECK_INT(got.endpoints[1].port, 2379);
+    CHECK_TEXT(got.endpoints[2].host, "fe80::2");
+    CHECK_INT(got.endpoints[2].port, 2379);
+    CHECK_OK(parse("--rdzv-backend=etcd --rdzv-endpoint=a,b,c,d,e,f,g x"));
+    CHECK_INT(got.endpoint_count, 7);
+    refused("--rdzv-backend=etcd --rdzv-endpoint=a,b,c,d,e,f,g,h x", "up to 7");
+    refused("--rdzv-backend=etcd --rdzv-endpoint=a:1,A:1 x", "A:1 is there twice");
+    refused("--rdzv-backend=etcd --rdzv-endpoint=a,,b x", "expected HOST");
+    refused("--rdzv-endpoint=a,b x", "2 endpoints need --rdzv-backend=etcd; expected one");
+    refused("--rdzv-backend=c10d --rdzv-endpoint=a,b x", "2 endpoints need --rdzv-backend=etcd");
+    refused("--nnodes=2 --rdzv-backend=etcd --rdzv-id=j --rdzv-endpoint=a,b:0 x",
+            "b, port 0: expected");
+}
+
+TEST(etcd)
+{
+    CHECK_OK(
+        parse("--nnodes=1:3 --rdzv-backend=etcd --rdzv-endpoint=h --rdzv-id=j --rdzv-conf="
+              "protocol=https,cacert=/ca.pem,cert=/c.pem,key=/k.pem,username=u,password=p=w x"));
+    CHECK_INT(got.backend, TDDP_LAUNCH_ETCD);
+    CHECK(got.conf.etcd.https);
+    CHECK_TEXT(got.conf.etcd.cacert, "/ca.pem");
+    CHECK_TEXT(got.conf.etcd.cert, "/c.pem");
+    CHECK_TEXT(got.conf.etcd.key, "/k.pem");
+    CHECK_TEXT(got.conf.etcd.username, "u");
+    CHECK_TEXT(got.conf.etcd.password, "p=w");
+    CHECK_OK(parse("--rdzv-backend=etcd --rdzv-conf=protocol=http x"));
+    CHECK(!got.conf.etcd.https);
+    refused("--rdzv-backend=etcd --rdzv-conf=protocol=ftp x", "expected http or https");
+    refused("--rdzv-conf=cert=/c.pem x", "--rdzv-conf: cert needs --rdzv-backend=etcd");
+    refused("--rdzv-backend=etcd-v2 x", "etcd-v2: etcd has no API of version 2 any more; expected "
+                                        "etcd, which uses version 3");
+    refused("--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=h x", "needs --rdzv-id=ID");
+    refused("--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=h --rdzv-id=j "
+            "--rdzv-conf=heartbeat_timeout=2 x",
+            "lost after 2 s: expected at least 3 s");
+    refused("--nnodes=2 --rdzv-backend=etcd --rdzv-id=j x", "--rdzv-endpoint=HOST:PORT");
+}
+
+TEST(rdzv_conf)
+{
+    CHECK_OK(parse("--rdzv-conf=join_timeout=7,heartbeat_timeout=2,is_host=true,store_type=tcp,"
+                   "use_libuv=0,last_call_timeout=3,close_timeout=4,read_timeout=5,"
+                   "keep_alive_interval=6,keep_alive_max_attempt=8,report_interval=9 a"));
+    CHECK_INT(got.conf.join_timeout, 7);
+    CHECK_INT(got.conf.heartbeat_timeout, 2);
+    CHECK_INT(got.conf.is_host, 1);
+    CHECK_INT(got.conf.last_call_timeout, 3);
+    CHECK_INT(got.conf.close_timeout, 4);
+    CHECK_INT(got.conf.report_interval, 9);
+    CHECK_INT(got.conf.read_timeout, 5);
+    CHECK_INT(got.conf.keep_alive_interval, 6);
+    CHECK_INT(got.conf.keep_alive_max_attempt, 8);
+    CHECK_OK(parse("--rdzv-conf=timeout=90, a"));
+    CHECK_INT(got.conf.join_timeout, 90);
+    CHECK_INT(got.conf.last_call_timeout, 30);
+    CHECK_INT(tddp_launch_silence_s(&got.conf), 15); /* 3 intervals of 5 s, PyTorch's defaults */
+    CHECK_OK(parse("--rdzv-conf=heartbeat_timeout=7 a"));
+    CHECK_INT(tddp_launch_silence_s(&got.conf), 7);
+    CHECK_INT(got.conf.report_interval, 10);
+    CHECK_INT(got.conf.is_host, -1);
+    refused("--rdzv-conf=join_timeout a", "KEY=VALUE");
+    refused("--rdzv-conf=speed=3 a", "--rdzv-conf: unknown key speed; expected join_timeout, ");
+    refused("--rdzv-conf=join_timeout=0 a", "join_timeout=0: expected a number from 1 to 86400");
+    refused("--rdzv-conf=keep_alive_interval=600,keep_alive_max_attempt=600 a",
+            "keep_alive_interval=600 times keep_alive_max_attempt=600 is 360000 s");
+    refused("--rdzv-conf=is_host=maybe a", "is_host=maybe: expected 0 or 1");
+    refused("--rdzv-conf=store_type=file a", "store_type=file: expected tcp");
+}
+
+/* Neither by what is printed nor by ps. */
+TEST(a_password_is_not_shown)
+{
+    static const char *const mistakes[] = {
+        "u,password=s3cret,join_timeot=5",
+        "u,password=s3cret,join_timeout",
+        "u,password=s3cret,join_timeout=x",
+        "u,password=s3,s3cret",
+        "u,password=s3,s3cret=1",
+        "u,password=s3,join_timeout=s3cret",
+        "u;password=s3cret",
+        "u,join_timeout=5;password=s3cret",
+        "u,is_host=1 password=s3cret",
+        "u,passwort=s3cret",
+        "u,password:s3cret",
+        "u,password:s3cret=1",
+        "u,protocol=password=s3cret",
+        "u,store_type=s3cret/x",
+    };
+    char line[256];
+    for (size_t i = 0; i < sizeof mistakes / sizeof mistakes[0]; i++) {
+        (void)snprintf(line, sizeof line,
+                       "--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=h --rdzv-id=j "
+                       "--rdzv-conf=username=%s a",
+                       mistakes[i]);
+        for (char *space = line; (space = strstr(space, "1 password"));) {
+            *++space = '\t'; /* parse() splits at spaces */
+        }
+        CHECK_STATUS(parse(line), TDDP_INVALID_ARGUMENT);
+        CHECK(!strstr(tddp_error_message(), "s3cret"));
+        CHECK_CONTAINS(tddp_error_message(), "--rdzv-conf: ");
+    }
+    refused("--rdzv-endpoint=u:s3cret@h:2379 a", "--rdzv-endpoint: there is an @ in it");
+    CHECK(!strstr(tddp_error_message(), "s3cret"));
+}
+
+TEST(a_password_does_not_stay_in_the_command_line)
+{
+    char flag[] = "--rdzv-conf=username=u,password=s3cret,join_timeout=7";
+    char name[] = "--rdzv-conf";
+    char value[] = "password=s3,cret=";
+    char script[] = "a";
+    char *joined[] = {"torchrun", flag, script, NULL};
+    char *apart[] = {"torchrun", name, value, script, NULL};
+    CHECK_STATUS(tddp_launch_options_parse(3, joined, lookup, &got), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(), "username needs --rdzv-backend=etcd");
+    CHECK_TEXT(flag, "--rdzv-conf=username=u,password=*********************");
+    CHECK_STATUS(tddp_launch_options_parse(4, apart, lookup, &got), TDDP_INVALID_ARGUMENT);
+    CHECK_TEXT(value, "password=********");
+}
