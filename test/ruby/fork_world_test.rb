@@ -253,6 +253,22 @@ class ForkWorldTest < Minitest::Test
     assert_equal '[[[0, 1, ["argument"]], [0, 2, ["argument"]], [1, 2, ["argument"]]], true]', out.chomp
   end
 
+  # A fresh value in each run of the program, before its calls and between them, does not keep one from its call.
+  def test_a_program_that_sets_its_environment
+    out, err, status = spawning(<<~'RUBY')
+      require "securerandom"
+      results = [1, 2].flat_map do |size|
+        ENV["RUN_ID"] = SecureRandom.hex
+        Torch::Distributed.fork_world(1, start_method: :spawn) { size }
+      end
+      ENV["TMPDIR"] = Dir.pwd + "/" + SecureRandom.hex
+      puts Torch::Distributed.run(processes: 2, device: "cpu") { |ctx| [results, ctx.world_size] }.inspect
+    RUBY
+    assert_equal "", err
+    assert status.success?
+    assert_equal "[[1, 2], 2]", out.chomp
+  end
+
   # One that steers its processes by the environment; what fails in them; and one that does not come to its call.
   def test_a_program_and_its_environment
     out, err, status = spawning(<<~RUBY)

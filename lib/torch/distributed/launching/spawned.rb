@@ -8,14 +8,21 @@ module Torch
     # Brings a program that is run again as a worker to the call of {Launching#fork_world}, {Run#run} or {Elastic.launch} that
     # started it.
     #
-    # A call is known by its place in the program, the test it is in and the environment, and by how many calls
-    # with all of these equal came before. A program that steers its new processes through the environment
-    # therefore has its call found at once, and one that calls from a loop at the same turn of the loop.
+    # A call is known by its place in the program and the test it is in, and by how many calls from there came before: one in a loop
+    # is found at the same turn of the loop, whatever the program has done to its environment by then. A program that steers its
+    # new processes through the environment past earlier calls has its call found by the environment: a call with the same place
+    # and variables, before which as many with these came.
     #
     # @api private
     module Spawned
-      # One call: its name, the same in every run of the program, and the Minitest test it is in.
-      Call = Struct.new(:id, :test, keyword_init: true)
+      # One call: its names, by its place and by its place and the environment, each the same in every run of the program that comes
+      # to it in that way; and the Minitest test it is in.
+      Call = Struct.new(:id, :steered_id, :test, keyword_init: true) do
+        # @return [Array<String>]
+        def ids
+          [steered_id, id]
+        end
+      end
 
       # What differs between a program and its new run without the program's doing, torchrun's variables among it.
       NOT_THE_PROGRAMS = /\A(TORCH_DISTRIBUTED_SPAWN|BUNDLE|RUBY|GEM_|MT_|PET_|TORCHELASTIC_|TDDP_(RUBY|GENERATION)|TORCH_NCCL_ASYNC_|
@@ -30,9 +37,8 @@ module Torch
           test = minitest(callable)
           place = "#{File.expand_path(locations.first.absolute_path || locations.first.path)}:#{locations.first.lineno}"
           environment = ENV.to_h.reject { |name, _| name.match?(NOT_THE_PROGRAMS) }.sort
-          key = Digest::SHA256.hexdigest(Marshal.dump([place, method, test && name_of(test), environment]))
-          @calls ||= Hash.new(0)
-          Call.new(id: "#{key}:#{@calls[key] += 1}", test: test)
+          where = [place, method, test && name_of(test)]
+          Call.new(id: numbered(where), steered_id: numbered([*where, environment]), test: test)
         end
 
         # @return [Boolean] whether the program has a call in a file; irb and `ruby -e` have it in none
@@ -48,7 +54,7 @@ module Torch
         def perform(call, start, reruns: true)
           return remember(call, &start) unless worker?
 
-          yield if reruns && ENV.fetch(SPAWN_CALL_ENV_KEY, call.id) == call.id
+          yield if reruns && own?(call)
           earlier(call) do
             next remember(call, &start) unless reruns
 
@@ -93,7 +99,7 @@ module Torch
           {
             SPAWN_ENV_KEY => "1",
             SPAWN_PIPE_ENV_KEY => pipe.to_s,
-            SPAWN_CALL_ENV_KEY => call.id,
+            SPAWN_CALL_ENV_KEY => call.ids.join(" "),
             SPAWN_RESULTS_ENV_KEY => results.to_s,
             "RUBYLIB" => [ENV["RUBYLIB"], *$LOAD_PATH].compact.reject { |path| path.to_s.empty? }.uniq.join(File::PATH_SEPARATOR)
           }
@@ -119,9 +125,22 @@ module Torch
           ENV[SPAWN_ENV_KEY] == "1" && ENV.key?(SPAWN_PIPE_ENV_KEY)
         end
 
+        # The same name for the same call in each run of the program.
+        def numbered(what)
+          key = Digest::SHA256.hexdigest(Marshal.dump(what))
+          @calls ||= Hash.new(0)
+          "#{key}:#{@calls[key] += 1}"
+        end
+
+        # Whether this process was started for the call; without the variable it takes part in the first one.
+        def own?(call)
+          wanted = ENV[SPAWN_CALL_ENV_KEY]
+          wanted.nil? || wanted.split.intersect?(call.ids)
+        end
+
         # What the call gave in the process that started this one; the block if it was not made there.
         def earlier(call)
-          kind, value = handed_over.fetch(call.id) { return yield }
+          kind, value = handed_over.values_at(*call.ids).compact.first || (return yield)
           raise value if kind == :error
 
           value
@@ -129,11 +148,15 @@ module Torch
 
         def remember(call)
           results = yield
-          remembered[call.id] = [:value, results]
+          keep(call, [:value, results])
           results
         rescue WorkerError => e
-          remembered[call.id] = [:error, e]
+          keep(call, [:error, e])
           raise
+        end
+
+        def keep(call, result)
+          call.ids.each { |id| remembered[id] = result }
         end
 
         def remembered
