@@ -10,6 +10,7 @@ rescue LoadError => e
   raise LoadError, "#{e.message}: the extension is not built. In a checkout, also one that a Gemfile names with path:, run " \
     "`rake compile` there; an installed gem is built anew by `gem pristine torch-ddp`."
 end
+require "torch_ddp/printable"
 require "torch_ddp/torch_rb"
 require "torch_ddp/passing_error"
 require_relative "distributed/errors"

@@ -2,6 +2,7 @@
 
 require "json"
 require "optparse"
+require_relative "printable"
 require_relative "flight_trace/dump"
 require_relative "flight_trace/analysis"
 
@@ -86,21 +87,26 @@ module TorchDDP
       end
 
       def print_text(dumps, analyses)
-        @out.puts "#{dumps.size} of the job's ranks wrote: #{dumps.map(&:rank).sort.join(", ")}"
+        put "#{dumps.size} of the job's ranks wrote: #{dumps.map(&:rank).sort.join(", ")}"
         analyses.each do |analysis|
-          @out.puts "", "group #{analysis.name}, #{analysis.size} ranks"
-          @out.puts "  nothing is wrong" if analysis.findings.empty?
-          analysis.findings.each { |finding| @out.puts "  #{finding.kind}: #{finding.text}" }
-          analysis.positions.each { |line| @out.puts "  #{line}" }
+          put "", "group #{analysis.name}, #{analysis.size} ranks"
+          put "  nothing is wrong" if analysis.findings.empty?
+          analysis.findings.each { |finding| put "  #{finding.kind}: #{finding.text}" }
+          analysis.positions.each { |line| put "  #{line}" }
           print_entries(dumps, analysis) if @entries.positive?
         end
       end
 
       def print_entries(dumps, analysis)
         dumps.filter_map { |dump| dump.groups[analysis.name] }.sort_by(&:rank).each do |view|
-          @out.puts "  rank #{view.rank}:"
-          view.entries.last(@entries).each { |entry| @out.puts "    #{entry.state.ljust(9)} #{entry}" }
+          put "  rank #{view.rank}:"
+          view.entries.last(@entries).each { |entry| put "    #{entry.state.ljust(9)} #{entry}" }
         end
+      end
+
+      # What ranks wrote on any host.
+      def put(*lines)
+        @out.puts(lines.map { |line| TorchDDP.printable(line) })
       end
 
       def print_json(dumps, analyses)

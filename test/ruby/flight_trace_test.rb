@@ -52,6 +52,17 @@ class FlightTraceTest < Minitest::Test
     end
   end
 
+  # Files may be another host's: what is printed of them does not act on the terminal.
+  def test_names_with_control_characters
+    in_folder do |folder|
+      write(folder, 0, [operation(1, "started", kind: "\e]0;owned\a\u009b31mred")], size: 1)
+      _, out, = trace(folder, "-n", "1")
+      assert_includes out, "?]0;owned??31mred"
+      refute_match(/[[:cntrl:]&&[^\n]]/, out)
+    end
+    assert_equal "a\nb\t?é?", TorchDDP.printable("a\r\nb\t\r\u00e9\x7f".b)
+  end
+
   def test_a_rank_that_has_not_come
     in_folder do |folder|
       write(folder, 0, [operation(1), operation(2, "started")])

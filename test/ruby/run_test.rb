@@ -70,6 +70,30 @@ class RunTest < Minitest::Test
     assert_equal [expected] * 2, zero
     assert_equal 1, one.uniq.size
     refute_equal zero, one
+  end
+
+  # Dropout masks differ then, and DistributedDataParallel still makes the models equal.
+  def test_seeds_by_rank
+    draw = -> { [Torch::NN::F.dropout(Torch.ones(32), p: 0.5).to_a, rand(1_000_000)] }
+    net = -> { Torch::NN::Linear.new(2, 2, bias: false) }
+    found = launched(2, seed: 7, seed_by_rank: true) do
+      drawn = draw.call
+      [*drawn, Torch::NN::Parallel::DistributedDataParallel.new(net.call).module.weight.to_a]
+    end
+    expected = Distributed.fork_world(1) do
+      [7, 8].map do |seed|
+        srand(seed)
+        Torch.manual_seed(seed)
+        [*draw.call, net.call.weight.to_a]
+      end
+    end.first
+    assert_equal expected.map { |numbers| numbers.first(2) }, found.map { |numbers| numbers.first(2) }
+    refute_equal expected[0][0], expected[1][0]
+    assert_equal [expected[0][2]] * 2, found.map(&:last)
+  end
+
+  def test_without_a_seed_nothing_is_seeded
+    draw = ->(*) { [Torch.randn(2).to_a, rand(1_000_000)] }
     outside, inside = Distributed.fork_world(1) do
       [draw, -> { launch(seed: nil, &draw) }].map do |program|
         Torch.manual_seed(5)
@@ -97,10 +121,10 @@ class RunTest < Minitest::Test
   end
 
   def test_an_exception_on_one_rank_ends_the_others_naming_it
-    found = launched(3) { |_, rank| (rank == 1) ? raise(IOError, "the disk is full") : Distributed.all_reduce(Torch.ones(1)) }
-    assert_equal ["IOError", "the disk is full"], found[1]
+    found = launched(3) { |_, rank| (rank == 1) ? raise(IOError, "the disk\e[2J is full") : Distributed.all_reduce(Torch.ones(1)) }
+    assert_equal ["IOError", "the disk\e[2J is full"], found[1]
     [0, 2].each do |rank|
-      assert_match(/PeerLostError all_reduce .* rank 1 .*; the block of run failed on rank 1: IOError: the disk is full\z/,
+      assert_match(/PeerLostError all_reduce .* rank 1 .*; the block of run failed on rank 1: IOError: the disk\?\[2J is full\z/,
         found[rank].join(" "))
     end
   end
@@ -159,6 +183,8 @@ class RunTest < Minitest::Test
       assert_match(/#{name}: expected a whole number from 1 or nil, got #{value.inspect}/, wrong(**{name => value}))
     end
     [-1, 2**63, "0"].each { |seed| assert_match(/seed: expected a whole number .*got #{Regexp.escape(seed.inspect)}/, wrong(seed: seed)) }
+    assert_match(/seed_by_rank: expected true or false, got 1/, wrong(seed_by_rank: 1))
+    assert_match(/seed_by_rank: true adds the rank to the seed, which is nil/, wrong(seed: nil, seed_by_rank: true))
     assert_match(/timeout: expected a positive number of seconds, got 0/, wrong(timeout: 0))
     assert_match(/backend: expected .*got 1/, wrong(backend: 1, kind: TypeError))
     assert_match(/carrier_pigeon/, wrong(backend: "carrier_pigeon", kind: Distributed::UnavailableError))

@@ -170,7 +170,7 @@ module Torch
 
       def raise_outcome
         kind, text = @outcome.split(" ", 2)
-        raise Distributed.const_get(kind), text
+        raise Distributed.const_get(kind), TorchDDP.printable(text)
       end
 
       # Global rank 0, which may host the store, leaves last.

@@ -38,6 +38,7 @@ module Torch
       #
       # @api private
       def _warn(text)
+        text = TorchDDP.printable(text)
         @logger ? @logger.add(WARNING, text.delete_prefix("#{PROGRAM}: "), PROGRAM) : warn(text)
       end
 

@@ -63,8 +63,10 @@ module Torch
       # exception too unless the store has ended with the rank. If it was raised in a process that this call started, a
       # {WorkerError} that names the rank, the exception and its place is raised instead.
       #
-      # `seed` is the same on all ranks, so that they make equal models. For numbers that differ by rank, such as dropout's,
-      # seed again once the model is made: `Torch.manual_seed(seed + ctx.rank)`.
+      # `seed` is the same on all ranks, so that they make equal models. They then also drop out the same elements of their batches, and
+      # draw the same augmentations. `seed_by_rank: true` seeds each rank with the sum of `seed` and its rank: for a model that is made
+      # equal otherwise, as `DistributedDataParallel` does with what rank 0 has. A model that is sharded or divided starts from equal
+      # values on all ranks: seed again once it is made, `Torch.manual_seed(seed + ctx.rank)`.
       #
       # `nodes` and `gpus_per_node` are what the job must have: that many machines, and on each so many GPUs, with a process
       # for each. Without a launcher, and for one machine, `gpus_per_node` is what `processes` is. For several, the torchrun
@@ -81,6 +83,7 @@ module Torch
       # @param backend [String, Symbol, nil] as for {Groups#init_process_group}; nil: "gloo" for the CPU,
       #   "cpu:gloo,cuda:nccl" for GPUs
       # @param seed [Integer, nil] for libtorch's random numbers and Ruby's own; nil: neither is seeded
+      # @param seed_by_rank [Boolean] whether each rank adds its rank to the seed
       # @param mesh [Hash{Symbol, String => Integer, nil}, nil] names and sizes of the dimensions of a {DeviceMesh} of all
       #   processes; one size may be -1 or nil, for what the others leave
       # @param device [String, Symbol, Torch::Device, nil] "cpu", "cuda" for the GPU with the process's local rank, or
@@ -93,15 +96,15 @@ module Torch
       # @raise [GroupError] if there is a default process group already
       # @raise [MismatchError] on all ranks, if the arguments differ or are wrong on one of the machines
       # @raise [WorkerError] if a process that this call started fails
-      def run(count = nil, processes: count, nodes: nil, gpus_per_node: nil, backend: nil, seed: 0, mesh: nil, device: nil, timeout: nil,
-        &block)
+      def run(count = nil, processes: count, nodes: nil, gpus_per_node: nil, backend: nil, seed: 0, seed_by_rank: false, mesh: nil,
+        device: nil, timeout: nil, &block)
         raise ArgumentError, "run needs a block" unless block
         unless count.nil? || processes == count
           raise ArgumentError, "processes: #{processes.inspect}, but #{count.inspect} were asked for before: give one of the two"
         end
         refuse_second_group("run")
         arguments = Arguments.new(processes: processes, nodes: nodes, gpus_per_node: gpus_per_node, backend: backend, seed: seed,
-          mesh: mesh, device: device, timeout: timeout)
+          seed_by_rank: seed_by_rank, mesh: mesh, device: device, timeout: timeout)
         return run_as_rank(arguments, &block) if arguments.launched?
 
         Commands.new(arguments).leave_to_torchrun if arguments.nodes > 1
@@ -144,7 +147,7 @@ module Torch
         Elastic.record do
           init_process_group(arguments.backend, timeout: arguments.timeout, **place) do |group|
             context = agree_on_context(arguments, group)
-            seed_random_numbers(arguments.seed)
+            seed_random_numbers(arguments.seed_of(context.rank))
             sharing_failures(group) { block.call(context) }
           end
         end
@@ -155,7 +158,7 @@ module Torch
         yield
       rescue PeerLostError, GroupError => e
         reason = at_store_of(group) { |store| store.get(FAILURE) if store.check([FAILURE]) }
-        raise reason ? e.exception("#{e.message}; #{reason.force_encoding(Encoding::UTF_8).scrub}") : e
+        raise reason ? e.exception("#{e.message}; #{TorchDDP.printable(reason)}") : e
       rescue StandardError, ScriptError => e
         reason = "the block of run failed on rank #{group.rank}: #{e.class}: #{e.message}"
         at_store_of(group) { |store| store.compare_set(FAILURE, "", reason.b[0, MOST_REASON]) }

@@ -33,12 +33,13 @@ module Torch
         attr_reader :mesh_sizes
 
         # @raise [ArgumentError, TypeError] naming what is wrong, and what was expected
-        def initialize(processes:, nodes:, gpus_per_node:, backend:, seed:, mesh:, device:, timeout:)
+        def initialize(processes:, nodes:, gpus_per_node:, backend:, seed:, mesh:, device:, timeout:, seed_by_rank: false)
           {processes: processes, nodes: nodes, gpus_per_node: gpus_per_node}.each { |name, value| check_count(name, value) }
           @asked_nodes, @gpus_per_node = nodes, gpus_per_node
           @nodes = nodes || 1
           @processes = gpus_per_node || processes || 1
           @seed = check_seed(seed)
+          @seed_by_rank = check_seed_by_rank(seed_by_rank)
           @timeout = timeout.nil? ? DEFAULT_TIMEOUT : timeout
           Distributed.send(:check_timeout, @timeout)
           @device_type, @device_index = parse_device(device)
@@ -53,6 +54,11 @@ module Torch
 
           variables = Schedulers.variables
           @launched = ENV.key?("RANK") || ENV.key?("WORLD_SIZE") || Integer(variables.fetch("WORLD_SIZE", "1"), 10) > 1
+        end
+
+        # @return [Integer, nil] what this rank's random numbers are seeded with
+        def seed_of(rank)
+          @seed_by_rank ? (@seed + rank) % (LAST_SEED + 1) : @seed
         end
 
         # Before processes are started: whether each will have its GPU.
@@ -99,6 +105,13 @@ module Torch
           return seed if seed.nil? || (seed.is_a?(Integer) && seed.between?(0, LAST_SEED))
 
           raise ArgumentError, "seed: expected a whole number from 0 to #{LAST_SEED} or nil, got #{seed.inspect}"
+        end
+
+        def check_seed_by_rank(by_rank)
+          raise ArgumentError, "seed_by_rank: expected true or false, got #{by_rank.inspect}" unless [true, false].include?(by_rank)
+          raise ArgumentError, "seed_by_rank: true adds the rank to the seed, which is nil: give a seed" if by_rank && @seed.nil?
+
+          by_rank
         end
 
         def check_backend(backend)
