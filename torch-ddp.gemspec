@@ -27,7 +27,11 @@ Gem::Specification.new do |spec|
       "src/**/*", "ext/torch_ddp/*.{rb,c,cc,h}", "lib/**/*.rb", "sig/*.rbs"]
       .select { |path| File.file?(path) && !path.start_with?("lib/torch_ddp/native/") }.sort
   end
-  spec.extensions = ["ext/torch_ddp/extconf.rb"]
+  # Bundler builds no extension of a gem that a Gemfile names by its path, and RubyGems then says that they are not built, though
+  # `rake compile` has put them into lib. A gem that is packaged has them, also from such a tree.
+  built = File.exist?(File.join(__dir__, "lib/torch_ddp/ext.#{RbConfig::CONFIG["DLEXT"]}"))
+  by_bundler = caller_locations.any? { |location| location.path&.end_with?("/bundler.rb") }
+  spec.extensions = ["ext/torch_ddp/extconf.rb"] unless built && by_bundler
   spec.bindir = "bin"
   spec.executables = ["torchrun", "torchfrtrace", "torchtrace"]
   spec.require_paths = ["lib"]
