@@ -46,6 +46,22 @@ class ShimTest < LaunchCase
     assert_equal [0b011, 0b011], masks
   end
 
+  # As cron and some daemons start programs: /dev/null stands in for what is closed, for workers too.
+  def test_closed_descriptors
+    code = 'for fd in 0 1 2; do [ -e /proc/$$/fd/$fd ] || echo "no $fd"; done >> bad; echo "out $RANK"; echo "err $RANK" >&2; cat; echo $RANK >> "done.$HOW"'
+    closed = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
+    closed.each_with_index do |how, number|
+      [[BINARY], [RbConfig.ruby, SHIM]].each_with_index do |command, kind|
+        mark = "#{number}.#{kind}"
+        env = {"TDDP_TORCHRUN" => BINARY, "HOW" => mark}
+        run = start("exec \"$@\" #{how}", "sh", *command, "--nproc-per-node=2", *shell(code), command: %w[sh -c], env: env)
+        assert_code 0, run.finish
+        assert_equal %W[0\n 1\n], File.readlines(File.join(@folder, "done.#{mark}")).sort, "#{command.first} #{how}"
+      end
+    end
+    assert_empty File.read(File.join(@folder, "bad"))
+  end
+
   def test_workers_run_the_same_ruby_and_their_lines_come_at_once
     run = start(*ruby('puts RbConfig.ruby, ENV["TDDP_RUBY_PRELOAD"].inspect, defined?(Torch).inspect, defined?(JSON).inspect; sleep 60'),
       command: [RbConfig.ruby, SHIM], env: {"TDDP_TORCHRUN" => BINARY, "TDDP_RUBY" => nil})
