@@ -16,8 +16,6 @@
 
 enum { KEY_BYTES = 64, LEAVE_MS = 1000 };
 
-static const char loopback[] = "127.0.0.1";
-
 static tddp_slice rank_key(char text[KEY_BYTES], const char *what, int rank)
 {
     int length = snprintf(text, KEY_BYTES, "%s/%d", what, rank);
@@ -114,7 +112,7 @@ static tddp_status find_address(tddp_store *store, const tddp_wait *wait, int64_
 {
     char text[TDDP_NET_TEXT_BYTES];
     tddp_net_address address;
-    const char *found = same_host ? loopback : NULL;
+    const char *found = same_host ? tddp_net_loopback() : NULL;
     const char *host = tddp_tcp_store_host(store);
     if (!same_host && host) {
         tddp_status status =

@@ -98,6 +98,22 @@ static tddp_status fail_interface(const struct ifaddrs *all, const char *name)
                      "no network interface \"%s\" with an address; there are: %s", name, names);
 }
 
+const char *tddp_net_loopback(void)
+{
+    static const char v4[] = "127.0.0.1";
+    static const char v6[] = "::1";
+    int fd;
+    if (tddp_net_listen(v4, 0, &fd) == TDDP_OK) {
+        tddp_close(fd);
+        return v4;
+    }
+    if (tddp_net_listen(v6, 0, &fd) == TDDP_OK) {
+        tddp_close(fd);
+        return v6;
+    }
+    return v4; /* what needs it reports why it can't be used */
+}
+
 tddp_status tddp_net_interface_address(const char *name, tddp_net_address *out)
 {
     struct ifaddrs *all;

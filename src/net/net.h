@@ -117,6 +117,10 @@ enum { TDDP_NET_HOST_ID_BYTES = 17 };
  * kernel's boot id and the network namespace, as a short hash: a world has many of them. */
 TDDP_NODISCARD tddp_status tddp_net_host_id(char text[TDDP_NET_HOST_ID_BYTES]);
 
+/* The address by which processes of this host reach each other: "127.0.0.1", or "::1" where the
+ * loopback interface has no IPv4. */
+const char *tddp_net_loopback(void);
+
 /* The address of a network interface, IPv4 before IPv6; the text of a failure names those there
  * are. Its port is 0. */
 TDDP_NODISCARD tddp_status tddp_net_interface_address(const char *name, tddp_net_address *out);

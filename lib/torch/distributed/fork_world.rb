@@ -50,14 +50,14 @@ module Torch
       # block and ends.
       #
       # @param world_size [Integer]
-      # @param host [String] the address of MASTER_ADDR
+      # @param host [String] the address of MASTER_ADDR: this host's loopback address
       # @param start_method [Symbol, String] :fork or :spawn
       # @yieldparam rank [Integer]
       # @yieldparam port [Integer] a free port of `host`, reserved until this returns: for a store of the block's own
       # @yieldreturn [Object] anything that Marshal can dump
       # @return [Array] the block's values, by rank
       # @raise [WorkerError] the first failure, with its rank, message and backtrace
-      def fork_world(world_size, host: "127.0.0.1", start_method: :fork, &block)
+      def fork_world(world_size, host: Rendezvous.loopback, start_method: :fork, &block)
         raise ArgumentError, "fork_world needs a block" unless block
         unless world_size.is_a?(Integer) && world_size.positive?
           raise ArgumentError, "world_size: expected 1 or more, got #{world_size.inspect}"
@@ -73,7 +73,7 @@ module Torch
 
       # @param host [String] an address of this machine
       # @return [Integer] a TCP port that is free now
-      def free_port(host: "127.0.0.1")
+      def free_port(host: Rendezvous.loopback)
         server = TCPServer.new(host, 0)
         server.addr[1]
       ensure

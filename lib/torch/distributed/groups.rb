@@ -59,7 +59,7 @@ module Torch
       #   mpirun -np 8 ruby train.rb          # Open MPI, by OMPI_COMM_WORLD_RANK and its like
       #   mpiexec -n 8 ruby train.rb          # MPICH and others with Hydra, by PMI_RANK and its like
       #
-      # Rank 0 serves the store there. On one machine the others meet it at 127.0.0.1; on several at the first host of
+      # Rank 0 serves the store there. On one machine the others meet it at 127.0.0.1 (or ::1); on several at the first host of
       # Slurm's step, or where mpirun runs (MPICH does not say: set MASTER_ADDR). The port is made from the number of the
       # job and the step, so that jobs that share a machine do not meet. Variables that are set go before all this, and
       # those that are not, LOCAL_RANK and LOCAL_WORLD_SIZE among them, are set for the script then; processes that it

@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require "socket"
 require "uri"
 
 module Torch
@@ -8,7 +9,6 @@ module Torch
     #
     # @api private
     module Rendezvous
-      DEFAULT_ADDRESS = "127.0.0.1"
       DEFAULT_PORT = 29_500
 
       # Where and as whom a process joins. `store` is ours to close if `owned`; `scope` names what several
@@ -16,6 +16,14 @@ module Torch
       Place = Struct.new(:store, :rank, :world_size, :owned, :scope, keyword_init: true)
 
       class << self
+        # @return [String] the address by which processes of this host reach each other: ::1 where the loopback interface has no IPv4
+        def loopback
+          TCPServer.new("127.0.0.1", 0).close
+          "127.0.0.1"
+        rescue SystemCallError
+          "::1"
+        end
+
         # @return [Place]
         def meet(init_method, store: nil, rank: nil, world_size: nil, **options)
           rank = integer("rank:", rank)
@@ -61,7 +69,7 @@ module Torch
           world_size ||= env_integer("WORLD_SIZE") || integer("WORLD_SIZE", place["WORLD_SIZE"])
           check_rank(rank, world_size, unknown_place)
           task = nil unless task && [task.rank, task.world_size] == [rank, world_size]
-          address = ENV["MASTER_ADDR"] || task&.master_addr || DEFAULT_ADDRESS
+          address = ENV["MASTER_ADDR"] || task&.master_addr || loopback
           raise ArgumentError, "MASTER_ADDR is empty: expected the host of rank 0" if address.empty?
 
           made = task&.master_port unless ENV.key?("MASTER_PORT")

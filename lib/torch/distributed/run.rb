@@ -114,7 +114,7 @@ module Torch
 
         locations = caller_locations(1, 1)
         method = (arguments.device_type == "cpu" && !Spawned.in_file?(locations)) ? :fork : :spawn
-        start_world(count, Rendezvous::DEFAULT_ADDRESS, method, Spawned.call(locations, method, block)) do |rank|
+        start_world(count, Rendezvous.loopback, method, Spawned.call(locations, method, block)) do |rank|
           value = run_as_rank(arguments, &block)
           dumpable(value) if rank.zero?
         end.first

@@ -108,6 +108,11 @@ std::string choose_address(const tddp_backend_opts &opts)
     if (!opts.same_host) {
         address = pick(interfaces(), [](const Interface &each) { return each.usable; });
     }
+    if (address.empty()) {
+        address = pick(interfaces(), [](const Interface &each) {
+            return each.address == "127.0.0.1" || each.address == "::1";
+        });
+    }
     return address.empty() ? "127.0.0.1" : address;
 }
 

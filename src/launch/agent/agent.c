@@ -10,10 +10,9 @@
 #include <unistd.h>
 
 #include "launch/agent/agent_state.h"
+#include "net/net.h"
 
 enum { POLLED_BESIDE_WORKERS = 8, LONGEST_TURN_MS = 60000 };
-
-static const char loopback[] = "127.0.0.1";
 
 /* --- the workers ----------------------------------------------------------------------------- */
 
@@ -83,7 +82,7 @@ static void choose_master(const tddp_launch_agent *agent, char address[TDDP_LAUN
     bool endpoint = is_static && options->endpoint_count > 0;
     const char *host = endpoint                            ? options->endpoints[0].host
                        : is_static && options->master_addr ? options->master_addr
-                                                           : loopback;
+                                                           : tddp_net_loopback();
     (void)snprintf(address, TDDP_LAUNCH_HOST_BYTES, "%s", host);
     int asked = endpoint ? options->endpoints[0].port : options->master_port;
     *port = is_static && asked > 0 ? asked : 0;

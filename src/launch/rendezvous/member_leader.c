@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "launch/rendezvous/backend.h"
+#include "net/net.h"
 
 /* --local-addr may be a name. */
 tddp_status tddp_launch_node_find_address(tddp_launch_node *node)
@@ -43,7 +44,7 @@ static void describe(tddp_launch_node *node)
         status = node->options->local_addr ? TDDP_OK : address_towards_endpoints(node);
     } while (status == TDDP_CANCELED && tddp_launch_node_take_orders(node));
     if (status != TDDP_OK) {
-        (void)snprintf(self->addr, sizeof self->addr, "127.0.0.1");
+        (void)snprintf(self->addr, sizeof self->addr, "%s", tddp_net_loopback());
     }
 }
 

@@ -175,7 +175,7 @@ static tddp_status find_address(tddp_store_server *server)
     server->port = tddp_net_port(&local);
     (void)tddp_net_host_text(&local, server->address);
     if (strcmp(server->address, "::") == 0 || strcmp(server->address, "0.0.0.0") == 0) {
-        strcpy(server->address, "127.0.0.1");
+        strcpy(server->address, tddp_net_loopback());
     }
     return TDDP_OK;
 }

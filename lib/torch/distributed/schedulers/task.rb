@@ -8,8 +8,6 @@ module Torch
       #
       # @api private
       class Task
-        LOOPBACK = "127.0.0.1"
-
         # Ports made from a job's number: below those that systems give to connections, and none that torchrun uses.
         # Neighbouring jobs, and the steps of one, are far apart: the factor is the golden section of the prime.
         FIRST_PORT = 10_300
@@ -38,7 +36,7 @@ module Torch
         # @return [String] where the others reach rank 0
         # @raise [ArgumentError] saying how to set MASTER_ADDR where this cannot be known
         def master_addr
-          (local_world_size == world_size) ? LOOPBACK : host_of_rank_zero
+          (local_world_size == world_size) ? Rendezvous.loopback : host_of_rank_zero
         end
 
         private
