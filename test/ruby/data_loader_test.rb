@@ -280,6 +280,20 @@ class DistributedDataLoaderTest < Minitest::Test
     end
   end
 
+  # Of two processes with batches of three, gone on by three with batches of two: each example once.
+  def test_going_on_with_other_processes_and_batches
+    parts = lambda do |replicas, size|
+      Array.new(replicas) do |rank|
+        Loader.new((0...24).to_a, batch_size: size, sampler: Data::DistributedSampler.new(24, num_replicas: replicas, rank: rank, seed: 3))
+      end
+    end
+    first = parts.call(2, 3)
+    had = first.flat_map { |loader| loader.first(2).flat_map(&:to_a) }
+    second = parts.call(3, 2).each { |loader| loader.load_state_dict(first[0].state_dict) }
+    rest = second.map { |loader| loader.flat_map(&:to_a) }
+    assert_equal [[4, 4, 4], (0...24).to_a, 8], [rest.map(&:size), (had + rest.flatten).sort, second[0].flat_map(&:to_a).size]
+  end
+
   # Each loader has a position of its own; the sampler's is that of the loop that is given something.
   def test_loaders_on_one_sampler
     sampler = Data::DistributedSampler.new(12, num_replicas: 1, rank: 0, shuffle: false)
