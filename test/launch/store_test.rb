@@ -21,6 +21,9 @@ class LaunchStoreTest < LaunchCase
     puts found.select { |line| line[1].end_with?(port) && line[3] == "0A" }.map { |line| line[1].delete_suffix(port) }.sort.join(" ")
   RUBY
 
+  # A network namespace whose loopback interface has no IPv4, for the command that follows.
+  ONLY_IPV6 = ["unshare", "--net", "sh", "-c", 'ip link set lo up && ip -4 addr flush dev lo && exec "$@"', "sh"].freeze
+
   LOOPBACK = "0100007F"
   LOOPBACK_V6 = "#{"0" * 24}01000000"
 
@@ -101,5 +104,15 @@ class LaunchStoreTest < LaunchCase
     result = run_torchrun("--nproc-per-node=2", *ruby(code), env: bundle.merge("TDDP_STORE_SECRET" => "open sesame, please"), limit: 60)
     assert_equal "3.0\n3.0\n", result.out, result.err
     assert_empty result.err
+  end
+
+  def test_a_host_without_ipv4
+    skip "a network namespace needs root and ip" unless system(*ONLY_IPV6, "true", out: File::NULL, err: File::NULL)
+
+    [["--standalone"], [], ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-id=q", "--rdzv-endpoint=[::1]:29417"]].each do |flags|
+      result = run_torchrun(*flags, *shell("echo $MASTER_ADDR"), command: [*ONLY_IPV6, BINARY])
+      assert_code 0, result
+      assert_equal "::1\n", result.out, flags
+    end
   end
 end

@@ -8,37 +8,6 @@ class DocsTrainingTest < Minitest::Test
   include Worlds
   include Documented
 
-  def test_three_lines_make_a_script_distributed
-    program = code("MyModel.new)               # 2")
-    parameters = Distributed.fork_world(2) do
-      here = binding
-      here.local_variable_set(:dataset, dataset)
-      here.eval(program)
-      here.local_variable_get(:model).parameters.map(&:to_a)
-    end
-    assert_equal 4, parameters[0].size
-    assert_equal parameters[0], parameters[1]
-  end
-
-  # The lines that both programs print.
-  def test_from_one_process_to_two
-    found = [[1, code("Data::DataLoader.new(dataset")], [2, code("on_main { puts \"epoch")]].map do |ranks, program|
-      Distributed.fork_world(ranks) { capture_io { TOPLEVEL_BINDING.dup.eval(program) }.first }
-    end
-    assert_equal 2, found[1].size
-    assert_empty found[1][1]
-    found.each do |(out, *)|
-      right = out.lines.map { |line| line[/\Aepoch \d: (\d+) of 1024$/, 1].to_i }
-      assert_equal 5, right.size
-      assert_operator right.last, :>=, 950
-    end
-  end
-
-  def test_set_up_in_one_call
-    program = code("if ctx.main?")
-    assert_equal ["2 ranks\n", ""], Distributed.fork_world(2) { (here = binding) && capture_io { here.eval(program) }.first }
-  end
-
   def test_a_model_on_its_gpu
     program = code("device = ").sub("Torch::Distributed.init_process_group  ", "").sub(/"cuda:.*"$/, '"cpu"').sub("[device]", "nil")
     assert_equal ["cpu"] * 2, world(2) { (here = binding).local_variable_set(:net, MyModel.new) && here.eval(program).module.parameters.first.device.to_s }
@@ -360,10 +329,5 @@ class DocsTrainingTest < Minitest::Test
       here.local_variable_get(:sums).item
     end
     assert_equal [6.0, 6.0, 8.0, 8.0], sums # 1 + 3 on the even ranks, then of ranks 0 and 1, and of 2 and 3
-  end
-
-  def test_tests_of_one_s_own
-    here = binding
-    assert_equal [3.0, 3.0], here.eval(code("# => [3.0, 3.0]"))
   end
 end

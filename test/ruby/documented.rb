@@ -7,9 +7,17 @@ module Documented
   ROOT = File.expand_path("../..", __dir__)
   PAGES = ["README.md", *Dir[File.join(ROOT, "docs/*.md")].map { |path| "docs/#{File.basename(path)}" }.sort].freeze
 
-  # @return [Array<String>] the blocks of all pages, each once
+  # Pages whose programs are whole: test/slow/docs_as_copied_test.rb copies and starts them as a reader does.
+  WHOLE = ["README.md", "docs/getting-started.md"].freeze
+
+  # @return [Array<String>] the blocks of the other pages, parts of programs, each once
   def self.blocks
-    PAGES.flat_map { |page| text(page).scan(/^```ruby\n(.*?)^```$/m).flatten }.uniq
+    (PAGES - WHOLE).flat_map { |page| fences(page).filter_map { |kind, text| text if kind == "ruby" } }.uniq
+  end
+
+  # @return [Array<Array(String, String)>] what a page has between fences: the word behind the first one, and the text
+  def self.fences(page)
+    text(page).scan(/^```(\w*)\n(.*?)^```$/m)
   end
 
   # @param page [String] its path

@@ -263,4 +263,22 @@ class RunUnderTorchrunTest < LaunchCase
     assert_equal ["[0, 2, [2]]", "[1, 2, [2]]"], result.out.scan(/\[.*\]$/).sort
     assert_match(/Root cause.*?\n(?:  .*\n)*?  rank      : 1 .*\n(?:  .*\n)*?  message   : IOError: the disk is full$/, result.err)
   end
+
+  # By forks here, over Gloo; test/launch/store_test.rb has torchrun.
+  def test_a_host_without_ipv4
+    only_ipv6 = ["unshare", "--net", "sh", "-c", 'ip link set lo up && ip -4 addr flush dev lo && exec "$@"', "sh"]
+    skip "a network namespace needs root and ip" unless system(*only_ipv6, "true", out: File::NULL, err: File::NULL)
+
+    code = <<~'RUBY'
+      D = Torch::Distributed
+      sum = proc { [ENV["MASTER_ADDR"], D.all_reduce(Torch.ones(1)).item] }
+      p D.run(2, device: "cpu", &sum), D.fork_world(2) { D.init_process_group("gloo") { sum.call } }
+    RUBY
+    paths = $LOAD_PATH.flat_map { |path| ["-I", path] }
+    out, err, status = Timeout.timeout(LIMIT) do
+      Open3.capture3({"TDDP_SHM" => "0"}, *only_ipv6, RbConfig.ruby, *paths, "-rtorch/distributed", "-e", code)
+    end
+    assert_predicate status, :success?, err
+    assert_equal %(["::1", 2.0]\n[["::1", 2.0], ["::1", 2.0]]\n), out
+  end
 end
