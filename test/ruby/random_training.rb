@@ -249,9 +249,17 @@ module RandomTraining
       expected = ranks.map { |rank| @copies[rank].call(input(rank, how[:seed]), how[:paths][rank], inner: how[:inner]) }
       use(how[:paths].map { |path| path.first(1) }) if how[:inner]
       call = -> { @model.call(input(@rank, how[:seed]), how[:paths][@rank], inner: how[:inner]) }
-      actual = how[:sync] ? call.call : @model.no_sync(&call)
+      actual = how[:sync] ? call.call : without_sync(&call)
       @open ||= how[:sync]
       [actual, expected, how[:paths], @open ? @round : nil]
+    end
+
+    # After a block within the block, as of two helpers that each accumulate.
+    def without_sync
+      @model.no_sync do
+        @model.no_sync { nil }
+        yield
+      end
     end
 
     # Their parameters got gradients that are not averaged yet.
@@ -385,7 +393,7 @@ module RandomTraining
       copies_buffers if @buffers_due
       @buffers_due = sync
       call = -> { @model.call(nil, []) }
-      sync ? call.call : @model.no_sync(&call)
+      sync ? call.call : without_sync(&call)
     rescue ArgumentError => e
       raise unless e.message == "a bad batch"
     end
