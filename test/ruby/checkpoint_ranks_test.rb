@@ -49,38 +49,50 @@ class CheckpointRanksTest < Minitest::Test
     FileUtils.rm_rf(@dir)
   end
 
-  # Every tensor is written by one rank, and the run goes on with any number of them.
-  [[1, false], [2, false], [2, true], [3, true], [4, true]].each do |size, sharded|
-    define_method(:"test_saved_by_#{size}#{"_in_parts" if sharded}_goes_on_with_any_number") do
-      dir = @dir
-      saved = world(size) do |rank|
-        run = Run.new(rank + 1)
-        run.train(0...3)
-        folder = Checkpoint.save(dir, **run.objects, step: 3, sharded: sharded, extra: {"rank" => rank})
-        numbers = Torch.rand(3).to_a
-        before = run.values
-        run.train(3...6)
-        [folder, before, run.values, numbers]
-      end
-      assert_equal [[File.join(dir, "step-000000003"), *saved[0][1, 2]]], saved.map { |said| said.first(3) }.uniq
-      files = Dir[File.join(saved[0][0], "data-*")].map { |path| File.basename(path)[/\d+-of-\d+/] }.sort
-      assert_equal sharded ? Array.new(size) { |rank| "#{rank}-of-#{size}" } : ["0-of-1"], files
+  # How many ranks save, and whether each of them writes.
+  FORMS = [[1, nil], [2, nil], [2, true], [3, true], [4, true]].freeze
 
-      [1, 2, 3].each do |other|
-        loaded = world(other) do |rank|
-          run = Run.new(rank + 50)
-          loaded = Checkpoint.load(dir, **run.objects)
-          numbers = Torch.rand(3).to_a
-          before = run.values
-          run.train(3...6)
-          [loaded.step, loaded.extra, loaded.world_size, loaded.rng_restored, loaded.rng_restored && numbers, before, run.values]
-        end
-        loaded.each_with_index do |said, rank|
-          assert_equal [3, {"rank" => 0}, size, other == size, other == size && saved[rank][3], saved[0][1]], said.first(6)
-          # The mean of three equal gradients is rounded.
-          assert_equal saved[0][2], said[6] if other == size || [other, size].none?(3)
-        end
-      end
+  def folder_of(form) = File.join(@dir, form.join("-"))
+
+  # Every tensor is written by one rank, and the run goes on with any number of them.
+  def test_saved_by_any_number_goes_on_with_any_number
+    saved = FORMS.group_by(&:first).flat_map { |size, forms| forms.zip(world(size) { |rank| forms.map { |form| saved_in(form, rank) } }.transpose) }.to_h
+    saved.each do |(size, sharded), said|
+      folder = File.join(folder_of([size, sharded]), "step-000000003")
+      assert_equal [[folder, *said[0][1, 2]]], said.map { |each| each.first(3) }.uniq
+      files = Dir[File.join(folder, "data-*")].map { |path| File.basename(path)[/\d+-of-\d+/] }.sort
+      assert_equal sharded ? Array.new(size) { |rank| "#{rank}-of-#{size}" } : ["0-of-1"], files
+    end
+    [1, 2, 3].each do |other|
+      loaded = world(other) { |rank| FORMS.map { |form| loaded_from(form, rank) } }.transpose
+      FORMS.zip(loaded) { |form, said| assert_goes_on(form[0], saved[form], other, said) }
+    end
+  end
+
+  def saved_in(form, rank)
+    run = Run.new(rank + 1)
+    run.train(0...3)
+    folder = Checkpoint.save(folder_of(form), **run.objects, step: 3, sharded: form[1], extra: {"rank" => rank})
+    numbers = Torch.rand(3).to_a
+    before = run.values
+    run.train(3...6)
+    [folder, before, run.values, numbers]
+  end
+
+  def loaded_from(form, rank)
+    run = Run.new(rank + 50)
+    loaded = Checkpoint.load(folder_of(form), **run.objects)
+    numbers = Torch.rand(3).to_a
+    before = run.values
+    run.train(3...6)
+    [loaded.step, loaded.extra, loaded.world_size, loaded.rng_restored, loaded.rng_restored && numbers, before, run.values]
+  end
+
+  def assert_goes_on(size, saved, other, loaded)
+    loaded.each_with_index do |said, rank|
+      assert_equal [3, {"rank" => 0}, size, other == size, other == size && saved[rank][3], saved[0][1]], said.first(6)
+      # The mean of three equal gradients is rounded.
+      assert_equal saved[0][2], said[6] if other == size || [other, size].none?(3)
     end
   end
 

@@ -185,18 +185,23 @@ class DistributedDataLoaderTest < Minitest::Test
   end
 
   def test_interrupt
-    out, _, status = ruby(<<~RUBY)
-      data = Array.new(1000) { |i| i }
-      def data.[](index) = (sleep 0.01; super)
-      begin
-        Torch::Utils::Data::DistributedDataLoader.new(data, batch_size: 10, num_workers: 2).each_with_index do |_, index|
-          Process.kill(:INT, Process.pid) if index == 1
-        end
-      rescue Interrupt
-        puts Thread.list.size
-      end
-    RUBY
-    assert_equal ["1\n", true], [out, status.success?]
+    reader, writer = IO.pipe
+    data = Array.new(1000) { |i| i }
+    data.define_singleton_method(:[]) do |index|
+      sleep 0.01
+      super(index)
+    end
+    pid = fork do
+      trap("INT", "DEFAULT")
+      Loader.new(data, batch_size: 10, num_workers: 2).each_with_index { |_, index| Process.kill(:INT, Process.pid) if index == 1 }
+    rescue Interrupt
+      writer.write(Thread.list.size)
+    ensure
+      exit!(0)
+    end
+    writer.close
+    assert_equal ["1", 0], [reader.read, Process.wait2(pid)[1].exitstatus]
+    reader.close
   end
 
   def test_a_forked_child_goes_on
@@ -312,6 +317,9 @@ class DistributedDataLoaderTest < Minitest::Test
     # The sampler's own state goes to the next loop, and where both were loaded it is used once.
     [one, sampler].zip([states[0], states[0]["sampler"]]) { |each, state| each.load_state_dict(state) }
     assert_equal [3, 6], [one.to_a.size, one.to_a.size]
+    # What is left of a loader's part can be asked of its sampler, and another loader leaves it there.
+    one.load_state_dict(states[0])
+    assert_equal [6, 4, 3], [sampler.remaining, two.to_a.size, one.to_a.size]
     sampler.load_state_dict(states[0]["sampler"])
     assert_equal [2, 4], [two.to_a.size, two.to_a.size]
   end

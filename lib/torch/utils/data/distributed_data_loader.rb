@@ -126,7 +126,7 @@ module Torch
           end
 
           place = stateful? ? @sampler.place_of(state[key]) : place_of(state)
-          @sampler._progress.last.load(place, resume: false) if stateful?
+          @sampler._progress.last.load(place, self) if stateful?
           @progress.load(place)
           self
         end
@@ -186,7 +186,7 @@ module Torch
         # @yieldparam given [Proc] is called with the indices of a batch that the program gets
         def run
           if stateful?
-            from = @progress.resume || @sampler._progress.last.resume
+            from = @progress.resume || @sampler._progress.last.resume(self)
             @sampler.run(from) do |share, its|
               @progress.run(from) do |own|
                 given = ->(indices) { [its, own].each { |each| each.advance(indices.size * @sampler.num_replicas) } }

@@ -91,6 +91,7 @@ module Torch
           @loop = nil
           @loaded = nil
           @resume = nil
+          @owner = nil
         end
 
         # @return [Place] what a state says now
@@ -104,21 +105,22 @@ module Torch
         # Goes to a position; loops that are running do not count any more.
         #
         # @param place [Place]
-        # @param resume [Boolean] whether the next loop begins there
-        def load(place, resume: true)
+        # @param owner [Object, nil] whose loop begins there; nil: the next one
+        def load(place, owner = nil)
           @epoch.restore(place.epoch)
           @calls = @epoch.calls
           @generation += 1
           make_current(nil)
-          @loaded = place
-          @resume = resume ? place : nil
+          @loaded = @resume = place
+          @owner = owner
         end
 
         # A finished epoch is over: the next loop runs through the next one, unless the program has set the same epoch since.
         #
+        # @param by [Object, nil] whose loop it is
         # @return [Place, nil] where the next loop begins; nil: at the beginning
-        def resume
-          place = @resume
+        def resume(by = nil)
+          place = @resume unless by && @owner && !@owner.equal?(by)
           place if place&.epoch == @epoch.number && !(place.finished && @epoch.calls == @calls)
         end
 
