@@ -67,7 +67,9 @@ typedef struct CUevent_st *tddp_cuda_event;
     X(tddp_cuda_error, cudaHostAlloc, (void **data, size_t bytes, unsigned flags))            \
     X(tddp_cuda_error, cudaFreeHost, (void *data))                                            \
     X(tddp_cuda_error, cudaMemcpyAsync,                                                       \
-      (void *into, const void *from, size_t bytes, int kind, tddp_cuda_stream stream))
+      (void *into, const void *from, size_t bytes, int kind, tddp_cuda_stream stream))        \
+    X(tddp_cuda_error, cudaLaunchHostFunc,                                                    \
+      (tddp_cuda_stream stream, void (*function)(void *data), void *data))
 
 /** The calls, by CUDA's names. */
 typedef struct tddp_cuda {

@@ -18,9 +18,9 @@
 
 #include "group/group.h"
 
-/* While something is under way: between looks at deadlines and for lost ranks. */
-#define LOOK_NS (20 * TDDP_NS_PER_MS)
 #define SPIN_NS 2000
+
+int64_t tddp_engine_look_ns = 20 * TDDP_NS_PER_MS;
 
 struct tddp_engine {
     atomic_int references;
@@ -101,7 +101,7 @@ unsigned tddp_engine_poll(tddp_group *group)
 
 void tddp_engine_await(tddp_eventcount *events, uint32_t seen)
 {
-    tddp_eventcount_wait(events, seen, SPIN_NS, LOOK_NS);
+    tddp_eventcount_wait(events, seen, SPIN_NS, tddp_engine_look_ns);
 }
 
 /* Tries what is left of every group. With the lock held, which is released meanwhile. */
@@ -155,7 +155,7 @@ static void *engine_body(void *data)
             continue;
         }
         const bool waits = found & TDDP_GROUP_WAITING; /* one rank, for its device */
-        const int64_t until = waits ? tddp_now_ns() + LOOK_NS : INT64_MAX;
+        const int64_t until = waits ? tddp_now_ns() + tddp_engine_look_ns : INT64_MAX;
         engine->idle = true;
         sleep_until_woken(engine, until);
         engine->idle = false;

@@ -341,6 +341,10 @@ TDDP_NODISCARD tddp_status tddp_group_start_thread(tddp_group *group);
 
 /* engine.c */
 typedef struct tddp_engine tddp_engine;
+
+/* While something is under way: between looks at deadlines and for lost ranks. Only tests change
+ * it. */
+extern int64_t tddp_engine_look_ns;
 TDDP_NODISCARD tddp_status tddp_engine_create(tddp_engine **out);
 tddp_engine *tddp_engine_retain(tddp_engine *engine);
 void tddp_engine_release(tddp_engine *engine);

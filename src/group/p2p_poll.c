@@ -181,12 +181,13 @@ void tddp_group_p2p_poll_drain(tddp_group *group)
     bool empty = !events;
     while (!empty) {
         const uint32_t seen = tddp_eventcount_read(events);
-        if (!(tddp_group_p2p_poll_all(group) & TDDP_GROUP_PROGRESSED)) {
-            tddp_engine_await(events, seen);
-        }
+        const unsigned found = tddp_group_p2p_poll_all(group);
         pthread_mutex_lock(&p2p->mutex);
         empty = !p2p->polled;
         pthread_mutex_unlock(&p2p->mutex);
+        if (!empty && !(found & TDDP_GROUP_PROGRESSED)) {
+            tddp_engine_await(events, seen);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
  * The copies of a staged operation: enqueued on a stream, and waited for. Copies of CUDA memory go
  * on the buffers' own streams, so that they follow the work that the program enqueued there before.
  * An event marks their end; it is polled until the operation times out, the context is aborted, or
- * the wait is canceled. Runs on the operation's thread.
+ * the wait is canceled: then an alarm tells of it. Runs on the operation's thread.
  *
  * Invariant: a block is marked as being copied until the event has completed; if the event can't
  * be recorded, the block is lost.
@@ -55,6 +55,8 @@ static tddp_status mark(tddp_staged *self, bool inwards, size_t end)
             status = tddp_cuda_follow(cuda, self->block->event, first, stream);
         }
     }
+    self->last = first;
+    self->alarmed = marked == 0;
     if (status == TDDP_OK && marked > 0) {
         status = tddp_cuda_check(cuda, cuda->cudaEventRecord(self->block->event, first),
                                  "cudaEventRecord");
@@ -99,6 +101,15 @@ static tddp_status fail_timeout(const tddp_staged *self)
                              : "the device hangs");
 }
 
+/* Nobody waits for the copies any more, for the time being. */
+static void set_alarm(tddp_staged *self)
+{
+    if (!self->alarmed) {
+        self->alarmed = true;
+        tddp_staging_alarm_set(self->owner->alarm, self->cuda, self->last);
+    }
+}
+
 tddp_status tddp_staging_copies_await(tddp_staged *self)
 {
     const tddp_cancel *cancel = self->cancel;
@@ -115,6 +126,7 @@ tddp_status tddp_staging_copies_await(tddp_staged *self)
                              self->device);
         }
         if (cancel && tddp_cancel_triggered(cancel)) {
+            set_alarm(self);
             return tddp_fail(TDDP_CANCELED, "interrupted while memory of cuda:%d was copied",
                              self->device);
         }

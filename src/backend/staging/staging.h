@@ -6,6 +6,7 @@
  *     table.c       the wrapper: its table and its context
  *     staged.c      an operation on copies, step by step
  *     copies.c      the copies: started and waited for
+ *     alarm.c       tells the thread that polls operations that copies have ended
  *     layout.c      where each piece of an operation's memory lies among the copies
  *     block_pool.c  the memory for the copies, kept for later operations
  */
@@ -111,6 +112,19 @@ void tddp_staging_block_pool_return(tddp_staging_block_pool *self, tddp_staging_
 /* Frees all memory; waits a moment for copies that may still use it, else leaves it behind. */
 void tddp_staging_block_pool_free(tddp_staging_block_pool *self);
 
+/* --- alarm.c --------------------------------------------------------------------------------- */
+
+typedef struct tddp_staging_alarm tddp_staging_alarm;
+
+/* Counts among these events, until tddp_staging_alarm_end(). */
+TDDP_NODISCARD tddp_status tddp_staging_alarm_create(tddp_eventcount *events,
+                                                     tddp_staging_alarm **out);
+/* Counts one once the stream has done what is on it now; if it cannot be told to, none. The device
+ * is current. NULL: does nothing, like the next. */
+void tddp_staging_alarm_set(tddp_staging_alarm *self, const tddp_cuda *cuda,
+                            tddp_cuda_stream stream);
+void tddp_staging_alarm_end(tddp_staging_alarm *self);
+
 /* --- a context ------------------------------------------------------------------------------- */
 
 struct tddp_staged;
@@ -123,6 +137,7 @@ typedef struct tddp_staging {
     atomic_int device; /* host memory is copied to it; -1: not determined yet */
     atomic_bool aborted;
     tddp_staging_block_pool block_pool;
+    tddp_staging_alarm *alarm;   /* NULL: the inner backend has no events */
     struct tddp_staged *running; /* the collective that runs, or was interrupted; NULL: none */
 } tddp_staging;
 
@@ -147,8 +162,10 @@ typedef struct tddp_staged {
     int device;
     int64_t deadline;
     tddp_staging_stage stage;
-    tddp_op op;         /* the inner backend's */
-    tddp_buffer *parts; /* of `op` */
+    tddp_cuda_stream last; /* on which all copies of this direction have ended in the end */
+    bool alarmed;          /* and it tells of that */
+    tddp_op op;            /* the inner backend's */
+    tddp_buffer *parts;    /* of `op` */
 } tddp_staged;
 
 TDDP_NODISCARD tddp_status tddp_staged_create(tddp_staging *owner, const tddp_op *op,

@@ -197,6 +197,7 @@ static void destroy(void *context)
     if (self->running) {
         tddp_staged_end(self->running, TDDP_GROUP_CLOSED);
     }
+    tddp_staging_alarm_end(self->alarm);
     tddp_inner_close(&self->inner);
     tddp_staging_block_pool_free(&self->block_pool);
     free(self);
@@ -309,6 +310,9 @@ tddp_status tddp_staging_wrap(tddp_inner inner, const char *name, const tddp_bac
     const tddp_backend_v1 *wrapped[TDDP_MAX_INNER] = {inner.backend};
     tddp_staging *self = tddp_alloc(sizeof *self);
     tddp_status status = self ? tddp_wrapper_table(fill, wrapped, serving) : TDDP_OUT_OF_MEMORY;
+    if (status == TDDP_OK && inner.backend->events) {
+        status = tddp_staging_alarm_create(inner.backend->events(inner.context), &self->alarm);
+    }
     if (status) {
         tddp_inner_close(&inner);
         free(self);

@@ -345,6 +345,15 @@ EXPORT tddp_cuda_error cudaStreamWaitEvent(tddp_cuda_stream stream, tddp_cuda_ev
     return 0;
 }
 
+EXPORT tddp_cuda_error cudaLaunchHostFunc(tddp_cuda_stream stream, void (*function)(void *data),
+                                          void *data)
+{
+    FAIL_IF_TOLD();
+    standin_make_context();
+    standin_put(stream, function, data);
+    return 0;
+}
+
 /* --- the rest -------------------------------------------------------------------------------- */
 
 EXPORT tddp_cuda_error cudaRuntimeGetVersion(int *version)
