@@ -136,6 +136,15 @@ static VALUE group_shutdown(VALUE self, VALUE drain, VALUE host_wait)
     return Qnil;
 }
 
+/* _leave_because(text): what the other ranks read once this one has shut the group down. */
+static VALUE group_leave_because(VALUE self, VALUE text)
+{
+    tddp_group *group = RTYPEDDATA_DATA(self);
+    if (group != NULL && tddp_group_set_leave_reason(group, StringValueCStr(text)) != TDDP_OK)
+        rb_memerror();
+    return self;
+}
+
 /* --- getters --------------------------------------------------------------------------------- */
 
 static VALUE group_rank(VALUE self)
@@ -219,6 +228,7 @@ void tddp_rb_init_group(void)
     rb_define_method(group_class, "_decline", group_decline, 1);
     rb_define_singleton_method(group_class, "_find_backend", find_backend, 1);
     rb_define_method(group_class, "_shutdown", group_shutdown, 2);
+    rb_define_method(group_class, "_leave_because", group_leave_because, 1);
     rb_define_method(group_class, "_store", group_store, 0);
     rb_define_method(group_class, "_ended_peer", group_ended_peer, 1);
     rb_define_method(group_class, "rank", group_rank, 0);

@@ -116,11 +116,12 @@ module Torch
         return if GroupMember::NON_GROUP_MEMBER.equal?(group)
 
         default = default_here
-        drain = TorchDDP::PassingError.failure ? FAILED_DRAIN : DRAIN
+        error = TorchDDP::PassingError.failure
+        drain = error ? FAILED_DRAIN : DRAIN
         if group.nil? || GroupMember::WORLD.equal?(group) || group.equal?(default&.group)
           @default = nil
           begin
-            close(default, drain) if default
+            close(default, drain, error) if default
           ensure
             close_trace
             flush_log
@@ -128,6 +129,7 @@ module Torch
         else
           group = group_or_default(group)
           forget(group)
+          tell_why([group], error)
           group._shutdown(drain, 0)
         end
         nil
@@ -282,12 +284,36 @@ module Torch
         LOCK.synchronize { default_here&.others&.delete_if { |other| other.equal?(group) } }
       end
 
-      # All groups, those made last first. They share the time.
-      def close(default, drain)
+      # All groups, those made last first. They share the time. `error` is what ends this rank's part, if anything does.
+      def close(default, drain, error, host_wait: drain)
+        groups = [default.group, *LOCK.synchronize { default.others.slice!(0..) }]
+        tell_why(groups, error)
         deadline = Process.clock_gettime(Process::CLOCK_MONOTONIC) + drain
-        close_each([default.group, *LOCK.synchronize { default.others.slice!(0..) }], deadline, drain)
+        close_each(groups, deadline, host_wait)
       ensure
         default.store&.close
+      end
+
+      # Ranks whose operations end for want of this one read the error's class and first line.
+      def tell_why(groups, error)
+        return if error.nil?
+
+        text = begin
+          (error.is_a?(SystemExit) && error.message == "exit") ? "exit #{error.status}" : error.message.to_s.lines.first.to_s
+        rescue
+          "" # an exception's own methods may fail as well
+        end
+        text = "#{error.class}: #{TorchDDP.printable(text).strip}".delete_suffix(": ")
+        groups.each { |group| group._leave_because(text) }
+      end
+
+      # What ends a process that runs no handlers of its exit.
+      def leave_at(error)
+        default = default_here
+        @default = nil
+        close(default, 0, error) if default
+      rescue Error => e
+        _warn "torch-ddp: #{e.message}" if $DEBUG
       end
 
       # What an exception passes by is closed all the same. The default group comes last.
@@ -313,7 +339,8 @@ module Torch
           # A launcher ends the others when a process has failed: what they were in is news as well.
           try_to_dump if default && $!.is_a?(SignalException)
           @default = nil
-          close(default, TorchDDP::PassingError.failure ? 0 : EXIT_DRAIN) if default
+          error = TorchDDP::PassingError.failure
+          close(default, error ? 0 : EXIT_DRAIN, error, host_wait: error ? FAILED_DRAIN : EXIT_DRAIN) if default
         rescue Error => e
           _warn "torch-ddp: #{e.message}" if $DEBUG
         ensure

@@ -28,13 +28,9 @@ module Torch
 
     # Sets up a process for training, and cleans up behind it.
     module Run
-      # Where at the store the first failure is, how many bytes of it at most, and how many seconds ranks wait for the store.
-      FAILURE = "failure"
-      MOST_REASON = 4096
-      STORE_TIMEOUT = 5
       # The place of a process that is the world.
       ALONE = -> { {store: HashStore.new, rank: 0, world_size: 1} }
-      private_constant :FAILURE, :MOST_REASON, :STORE_TIMEOUT, :ALONE
+      private_constant :ALONE
 
       # Runs the block within a process group, with its device, its random numbers and its mesh set up; destroys all groups
       # however the block ends.
@@ -148,31 +144,9 @@ module Torch
           init_process_group(arguments.backend, timeout: arguments.timeout, **place) do |group|
             context = agree_on_context(arguments, group)
             seed_random_numbers(arguments.seed_of(context.rank))
-            sharing_failures(group) { block.call(context) }
+            block.call(context)
           end
         end
-      end
-
-      # A rank whose block fails leaves the reason at the store, and ranks that lose it for this add it to their error.
-      def sharing_failures(group)
-        yield
-      rescue PeerLostError, GroupError => e
-        reason = at_store_of(group) { |store| store.get(FAILURE) if store.check([FAILURE]) }
-        raise reason ? e.exception("#{e.message}; #{TorchDDP.printable(reason)}") : e
-      rescue StandardError, ScriptError => e
-        reason = "the block of run failed on rank #{group.rank}: #{e.class}: #{e.message}"
-        at_store_of(group) { |store| store.compare_set(FAILURE, "", reason.b[0, MOST_REASON]) }
-        raise
-      end
-
-      # The store may have ended with the rank that hosts it: the failure itself is raised then.
-      def at_store_of(group)
-        with_store_of(group, "run") do |_, store|
-          store.timeout = STORE_TIMEOUT
-          yield store
-        end
-      rescue Error
-        nil
       end
 
       # A rank whose machine is not as it should be raises on all.

@@ -36,6 +36,7 @@ module Torch
           e.status
         rescue Exception => e # standard:disable Lint/RescueException
           TorchDDP::ErrorFile.write(e)
+          Distributed.send(:leave_at, e) # for the other ranks, before the parent ends them
           write(pipe, failure(e, "#{e.class}: #{e.message}"))
           1
         end
