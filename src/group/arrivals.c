@@ -17,7 +17,8 @@
 enum {
     READ_MS = 1000,
     WAIT_SLICE_MS = 1000,
-    PAUSE_MS = 50, /* before the list is read again */
+    PAUSE_MS = 50,     /* before the list is read again */
+    LOOKS_A_SLICE = 4, /* for ranks of PyTorch's own */
     NAMES_SHOWN = 8,
     ADDRESS_BYTES = 200,
     LINE_BYTES = TDDP_PEER_RECORD_BYTES + 24,
@@ -144,6 +145,66 @@ static tddp_status fail_missing(tddp_group *group, int64_t start, const char *re
                      group->world_size, store_address(group, address));
 }
 
+/* --- ranks of PyTorch's own ------------------------------------------------------------------ */
+
+/* Whether a process of PyTorch's gloo has begun to meet others as this rank, by the keys of its
+ * default group: what 1.13 sets first, and what later versions do. */
+static tddp_status has_pytorchs_keys(tddp_group *group, int rank, const tddp_wait *wait, bool *out)
+{
+    static const char *const formats[] = {"0/0/rank_%d", "0//cpu//0/%d"};
+    tddp_status status = TDDP_OK;
+    *out = false;
+    for (size_t i = 0; i < sizeof formats / sizeof *formats && status == TDDP_OK && !*out; i++) {
+        char text[48];
+        int there = 0;
+        const int length = snprintf(text, sizeof text, formats[i], rank);
+        const tddp_slice key = {text, (size_t)length};
+        status = tddp_store_check(group->membership, &key, 1, wait, &there);
+        *out = there != 0;
+    }
+    return status;
+}
+
+/* Whether the rank has not come to this group. */
+static tddp_status is_missing(tddp_group *group, int rank, const tddp_wait *wait, bool *out)
+{
+    tddp_blob list;
+    tddp_blob *records;
+    int missing;
+    tddp_status status = read_list(group, wait, &list, &records, &missing);
+    if (status == TDDP_OK) {
+        *out = records[rank].size == 0;
+        free(records);
+        tddp_blob_free(&list);
+    }
+    return status;
+}
+
+/* Fails if one of the ranks, another one each turn, is a process of PyTorch's: it waits for this
+ * one as long as this one for it. */
+static tddp_status check_for_pytorch(tddp_group *group, int turn, const tddp_wait *wait)
+{
+    const int rank = turn % group->world_size;
+    bool there = false;
+    bool missing = false;
+    if (!group->is_root || rank == group->rank || strcmp(group->name, "default_pg") != 0) {
+        return TDDP_OK;
+    }
+    tddp_status status = has_pytorchs_keys(group, rank, wait, &there);
+    if (status == TDDP_OK && there) {
+        status = is_missing(group, rank, wait, &missing);
+    }
+    if (status == TDDP_OK && missing) {
+        char address[ADDRESS_BYTES];
+        status = tddp_fail(TDDP_MISMATCH,
+                           "rank %d of group \"%s\" is a process of PyTorch, which has begun to "
+                           "meet the others in the store%s in its own way: all ranks of a group "
+                           "use torch-ddp; give PyTorch's processes a store of their own",
+                           rank, group->name, store_address(group, address));
+    }
+    return status;
+}
+
 /* --- waiting --------------------------------------------------------------------------------- */
 
 /* Whether all have come at some moment. Waits in short slices: a TCP store serves one call at a
@@ -151,7 +212,7 @@ static tddp_status fail_missing(tddp_group *group, int64_t start, const char *re
 static tddp_status await_complete(tddp_group *group, const tddp_wait *wait, int64_t deadline,
                                   int64_t start, int64_t *next_log)
 {
-    for (;;) {
+    for (int turn = 0;; turn += LOOKS_A_SLICE) {
         const int64_t slice = tddp_deadline_after_ms(WAIT_SLICE_MS);
         const tddp_wait part = time_left(slice < deadline ? slice : deadline, wait);
         tddp_status status = tddp_store_wait(group->store, &complete_key, 1, &part);
@@ -166,6 +227,12 @@ static tddp_status await_complete(tddp_group *group, const tddp_wait *wait, int6
         /* The last one may have ended before it could set the key. */
         status = tddp_store_add(group->store, count_key, 0, &left, &count);
         if (status || count >= group->world_size) {
+            return status;
+        }
+        for (int i = 0; i < LOOKS_A_SLICE && status == TDDP_OK; i++) {
+            status = check_for_pytorch(group, turn + i, &left);
+        }
+        if (status) {
             return status;
         }
         if (tddp_now_ns() >= *next_log) {

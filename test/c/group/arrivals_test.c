@@ -61,6 +61,36 @@ static void expect_missing(tddp_store *store, const char *ranks)
     CHECK_CONTAINS(tddp_error_message(), ranks);
 }
 
+/* The keys that PyTorch's processes set while they meet, of 1.13 and of later versions. */
+TEST(a_rank_that_is_a_process_of_pytorch_is_named)
+{
+    static const char *const keys[] = {"default_pg/0/0/rank_2", "default_pg/0//cpu//0/2"};
+    setenv("TDDP_FAKE", "", 1);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        tddp_store *store;
+        tddp_group *group;
+        CHECK_OK(tddp_hash_store_create(20000, &store));
+        CHECK_OK(tddp_store_set(store, (tddp_slice){keys[i], strlen(keys[i])},
+                                (tddp_slice){"vm", 2}, NULL));
+        CHECK_STATUS(try_create(store, 1, WORLD, 60000, &group), TDDP_MISMATCH);
+        CHECK_CONTAINS(tddp_error_message(),
+                       "rank 2 of group \"default_pg\" is a process of PyTorch, which has begun");
+        tddp_store_release(store);
+    }
+}
+
+/* Nor does a group that is complete mind what else is in the store. */
+TEST(a_group_that_is_complete_may_share_its_store_with_pytorch)
+{
+    tddp_store *store;
+    setenv("TDDP_FAKE", "", 1);
+    CHECK_OK(tddp_hash_store_create(20000, &store));
+    CHECK_OK(tddp_store_set(store, (tddp_slice){"default_pg/0/0/rank_2", 21}, (tddp_slice){"vm", 2},
+                            NULL));
+    all_create(store);
+    tddp_store_release(store);
+}
+
 TEST(a_rank_that_gave_up_comes_again)
 {
     tddp_store *store;

@@ -1,0 +1,33 @@
+# frozen_string_literal: true
+
+require "minitest/autorun"
+require "timeout"
+require "torch/distributed"
+require_relative "partner"
+
+# A rank of PyTorch's own in a group of ours: the two wait for each other in one store, in different ways.
+class MixedGroupPythonTest < Minitest::Test
+  include Partner
+
+  Distributed = Torch::Distributed
+  SCRIPT = <<~PYTHON
+    import datetime, torch.distributed as dist
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+  PYTHON
+
+  # Either may host the store; PyTorch's wait as long as they were told, so that one is ended.
+  def test_a_rank_of_pytorch_is_named_at_once
+    [0, 1].each do |ours|
+      port = Distributed.free_port
+      place = {"MASTER_ADDR" => "127.0.0.1", "MASTER_PORT" => port.to_s, "WORLD_SIZE" => "2"}
+      pid = Process.spawn(place.merge("RANK" => (1 - ours).to_s), *@python, "-c", SCRIPT, %i[out err] => File::NULL)
+      error = assert_raises(Distributed::MismatchError) do
+        Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: ours, world_size: 2, timeout: 50)
+      end
+      assert_match(/rank #{1 - ours} of group "default_pg" is a process of PyTorch, which has begun to meet the others in the store at/, error.message)
+    ensure
+      Process.kill(:KILL, pid)
+      Process.wait(pid)
+    end
+  end
+end
