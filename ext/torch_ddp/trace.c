@@ -28,6 +28,13 @@ static VALUE trace_close(VALUE self)
     return self;
 }
 
+/* _trace_pause(whether spans are left out) */
+static VALUE trace_pause(VALUE self, VALUE paused)
+{
+    tddp_trace_pause(RTEST(paused));
+    return self;
+}
+
 static VALUE trace_enabled(VALUE self)
 {
     (void)self;
@@ -53,6 +60,7 @@ void tddp_rb_init_trace(void)
     VALUE singleton = rb_singleton_class(tddp_rb_distributed);
     rb_define_private_method(singleton, "_trace_open", trace_open, 2);
     rb_define_private_method(singleton, "_trace_close", trace_close, 0);
+    rb_define_private_method(singleton, "_trace_pause", trace_pause, 1);
     rb_define_private_method(singleton, "_trace_enabled?", trace_enabled, 0);
     rb_define_private_method(singleton, "_trace_now", trace_now, 0);
     rb_define_private_method(singleton, "_trace_span", trace_span, 5);

@@ -13,8 +13,9 @@
  * Spans are kept in memory and written about once a second by a thread that lives from open to
  * close; the file is valid JSON after each of these writes, also if the process is killed. A kill
  * within a write leaves what it had written of it, one event a line: the last may be cut and the
- * closing bracket missing, which viewers and torchtrace do without. When it cannot be written, one
- * line is logged and tracing stops; the program goes on. A forked child does not trace until it
+ * closing bracket missing, which viewers and torchtrace do without. When it cannot be written, or
+ * would become larger than TDDP_TRACE_MAX_BYTES (1 GiB), one line is logged and tracing stops; the
+ * program goes on. A forked child does not trace until it
  * opens a trace of its own.
  */
 #ifndef TDDP_TRACE_H
@@ -31,14 +32,18 @@ extern "C" {
 /**
  * Begins this process's trace; `dir` is made if it is not there. A file of that name is replaced,
  * except if it is this process's own, closed before: that one is continued. Any thread. Errors:
- * TDDP_INVALID_ARGUMENT (also if a trace is open), TDDP_SYSTEM (the text has the path),
- * TDDP_OUT_OF_MEMORY.
+ * TDDP_INVALID_ARGUMENT (also if a trace is open, or for a variable whose value is none),
+ * TDDP_SYSTEM (the text has the path), TDDP_OUT_OF_MEMORY.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_trace_open(const char *dir, int rank);
 
 /** Writes what is left and ends the trace; nothing happens if there is none. Any thread; blocks for
  * as long as the disk takes. It is also called when the program calls exit(). */
 TDDP_API void tddp_trace_close(void);
+
+/** Whether spans are left out, of an open trace, until it is called again; an open begins without a
+ *  pause. Of what begins or ends meanwhile there is no span. Any thread. */
+TDDP_API void tddp_trace_pause(int paused);
 
 /** Whether spans are taken: one relaxed load. Any thread. */
 TDDP_API int tddp_trace_enabled(void);

@@ -40,6 +40,7 @@ static struct trace {
     tddp_trace_rows *rows;
     tddp_bytes pending;
     tddp_bytes writing;
+    bool failed;   /* the file cannot be written any more */
     uint64_t lost; /* spans for which there was no memory */
 } trace = {.file = {.fd = -1}};
 
@@ -226,6 +227,7 @@ static void *write_all(void *data)
         pthread_mutex_lock(&mutex);
     }
     if (status) {
+        trace.failed = true;
         atomic_store(&enabled, 0);
     }
     pthread_mutex_unlock(&mutex);
@@ -256,6 +258,7 @@ static tddp_status open_trace(const char *dir, int rank)
     free(known.path);
     trace.rank = rank;
     trace.ending = false;
+    trace.failed = false;
     trace.lost = 0;
     status = tddp_thread_start(&trace.thread, "tddp-trace", write_all, NULL);
     if (status) {
@@ -311,6 +314,17 @@ __attribute__((destructor)) void tddp_trace_close(void)
         tddp_bytes_free(&trace.writing);
         trace.open = false;
     }
+    pthread_mutex_unlock(&life);
+}
+
+void tddp_trace_pause(int paused)
+{
+    pthread_mutex_lock(&life);
+    pthread_mutex_lock(&mutex);
+    if (trace.open && !trace.failed) {
+        atomic_store(&enabled, !paused);
+    }
+    pthread_mutex_unlock(&mutex);
     pthread_mutex_unlock(&life);
 }
 

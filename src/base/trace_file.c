@@ -17,7 +17,8 @@
 #include "base/trace_parts.h"
 
 /* Viewers open no more, and a forgotten variable must not fill a disk. */
-#define MOST_BYTES ((off_t)1 << 30)
+#define DEFAULT_MOST_BYTES (INT64_C(1) << 30)
+#define MOST_BYTES_VARIABLE "TDDP_TRACE_MAX_BYTES"
 
 static const char closing[] = "\n]\n";
 enum { CLOSING_BYTES = sizeof closing - 1 };
@@ -86,8 +87,10 @@ static tddp_status write_at(int fd, const char *data, size_t size, off_t at)
 tddp_status tddp_trace_file_append(tddp_trace_file *file, tddp_bytes *events)
 {
     size_t size = events->size;
-    if (file->end + (off_t)size > MOST_BYTES) {
-        return tddp_fail(TDDP_SYSTEM, "trace: %s has reached its limit of 1 GiB", file->path);
+    if (file->end + (int64_t)size + CLOSING_BYTES > file->most_bytes) {
+        return tddp_fail(TDDP_SYSTEM,
+                         "trace: %s has reached its limit of %lld bytes (" MOST_BYTES_VARIABLE ")",
+                         file->path, (long long)file->most_bytes);
     }
     tddp_status status = tddp_bytes_append(events, closing, CLOSING_BYTES);
     if (status) {
@@ -131,14 +134,29 @@ static tddp_status begin(tddp_trace_file *file, const char *first)
     return status;
 }
 
+static tddp_status read_limit(int64_t *out)
+{
+    enum { LEAST = 4096 }; /* the first events, and some more */
+    const char *text = getenv(MOST_BYTES_VARIABLE);
+    *out = DEFAULT_MOST_BYTES;
+    if (text && *text && !tddp_parse_int(text, LEAST, INT64_MAX, out)) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "trace: " MOST_BYTES_VARIABLE "=\"%s\": expected a number of bytes, %d or "
+                         "more",
+                         text, LEAST);
+    }
+    return TDDP_OK;
+}
+
 tddp_status tddp_trace_file_open(const char *dir, int rank, const char *first,
                                  const tddp_trace_file *known, tddp_trace_file *out)
 {
-    tddp_status status = make_folders(dir);
+    tddp_trace_file file = {.fd = -1};
+    tddp_status status = read_limit(&file.most_bytes);
+    status = status ? status : make_folders(dir);
     if (status) {
         return status;
     }
-    tddp_trace_file file = {.fd = -1};
     file.path = tddp_format("%s/trace_rank_%d.json", dir, rank);
     if (!file.path) {
         return TDDP_OUT_OF_MEMORY;

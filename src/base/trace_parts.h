@@ -16,6 +16,7 @@ typedef struct tddp_trace_file {
     char *path;
     int fd;
     off_t end; /* where the next event goes: before the closing bracket */
+    int64_t most_bytes;
 } tddp_trace_file;
 
 /* Makes DIR/trace_rank_N.json, in folders that are made where they are missing, with `first` as its

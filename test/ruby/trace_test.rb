@@ -106,6 +106,42 @@ class TraceTest < Minitest::Test
     end
   end
 
+  def train_steps(count)
+    parameters = Array.new(2) { Torch::NN::Parameter.new(Torch.ones(2)).tap { |parameter| parameter.grad = Torch.ones(2) } }
+    first, second = parameters.map { |parameter| Torch::Optim::SGD.new([parameter], lr: 0.1) }
+    (1..count).map do |number|
+      Distributed.trace("batch #{number}") { Distributed.all_reduce(Torch.ones(1)) }
+      first.step
+      Distributed.tracing?.tap { second.step }
+    end
+  end
+
+  # A step ends with that of the first optimizer.
+  def test_the_steps_that_are_asked_for
+    in_folder do |folder|
+      {"2..3" => [2, 3], "2" => [2], "4.." => [4, 5], "7..9" => []}.each do |asked, steps|
+        made = File.join(folder, asked)
+        tracing = with_env("TDDP_TRACE" => made, "TDDP_TRACE_STEPS" => asked) { alone { train_steps(5) } }
+        assert_equal (1..5).map { |step| steps.include?(step + 1) || (asked == "4.." && step == 5) }, tracing
+        names = spans(made, 0, "training").map { |event| event["name"] }
+        expected = steps.flat_map { |step| ["optimizer", "batch #{step}", "optimizer"] }
+        assert_equal((asked == "4..") ? expected + ["optimizer"] : expected, names)
+        assert_equal steps.size, spans(made, 0, "communication").size
+      end
+    end
+  end
+
+  def test_steps_that_are_none
+    in_folder do |folder|
+      %w[3..1 0..2 ten 1...3].each do |asked|
+        made = File.join(folder, asked)
+        said = with_env("TDDP_TRACE" => made, "TDDP_TRACE_STEPS" => asked) { capture_io { alone {} }.last }
+        assert_includes said, "no trace: TDDP_TRACE_STEPS=#{asked.inspect}: expected steps, as in 100..110"
+        refute_path_exists made
+      end
+    end
+  end
+
   def test_data_parallel_training
     in_folder do |folder|
       with_env("TDDP_TRACE" => folder) do

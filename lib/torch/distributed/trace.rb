@@ -13,11 +13,15 @@ module Torch
     # With TDDP_TRACE set, a rank's trace begins in `init_process_group` and ends in `destroy_process_group`, or with
     # the process. Operations of groups, forward and backward of DistributedDataParallel, steps of optimizers and waits
     # for a {Utils::Data::DistributedDataLoader} are in it by themselves.
+    #
+    # `TDDP_TRACE_STEPS=100..110` has these steps traced alone. A step ends with that of an optimizer, and the next one begins; where there
+    # are several optimizers, the one that has made most counts. The first since `init_process_group` is 1.
     module Trace
       # The folder; a job that torchrun has restarted writes into folders of its own in it.
       VARIABLE = "TDDP_TRACE"
+      STEPS_VARIABLE = "TDDP_TRACE_STEPS"
       LANE = "training"
-      private_constant :VARIABLE, :LANE
+      private_constant :VARIABLE, :STEPS_VARIABLE, :LANE
 
       # Shows what the block does in the trace, if there is one.
       #
@@ -39,7 +43,7 @@ module Torch
         end
       end
 
-      # @return [Boolean] whether this process writes a trace
+      # @return [Boolean] whether this process writes a trace now
       def tracing?
         _trace_enabled?
       end
@@ -68,13 +72,32 @@ module Torch
         folder = ENV[VARIABLE]
         return if folder.nil? || folder.empty? || _trace_enabled?
 
+        @traced_steps = traced_steps
         restarts = ENV["TORCHELASTIC_RESTART_COUNT"].to_i
         folder = File.join(folder, "attempt_#{restarts}") if restarts.positive?
         _trace_open(folder, rank)
         trace_optimizers
+        pause_trace
         @traced_memory = track_traced_memory
       rescue Error => e
         _warn "torch-ddp: no trace: #{e.message}"
+      end
+
+      # @return [Range, nil] nil: all
+      def traced_steps
+        text = ENV[STEPS_VARIABLE]
+        return if text.nil? || text.empty?
+
+        first, dots, last = text.match(/\A([1-9]\d*)(?:(\.\.)(\d*))?\z/)&.captures
+        steps = dots ? (first.to_i..(last.to_i unless last.empty?)) : first.to_i..first.to_i
+        return steps if first && (steps.end.nil? || steps.end >= steps.begin)
+
+        raise Error, "#{STEPS_VARIABLE}=#{text.inspect}: expected steps, as in 100..110, 100.. or 100; the first is 1"
+      end
+
+      # Between the steps that are wanted.
+      def pause_trace
+        _trace_pause(!@traced_steps.include?(@steps_made + 1)) if @traced_steps
       end
 
       def close_trace
@@ -95,6 +118,8 @@ module Torch
       # looked for when their bodies end.
       def trace_optimizers
         @steps_under_way = {}
+        @steps_made = 0
+        @steps_of = ObjectSpace::WeakMap.new # by optimizer
         @step_watches = [TracePoint.new(:end) { |point| watch_steps(point.self) if point.self.is_a?(Class) && point.self < Torch::Optim::Optimizer }]
         @step_watches.first.enable
         [Torch::Optim::Optimizer, *descendants(Torch::Optim::Optimizer)].each { |optimizer| watch_steps(optimizer) }
@@ -119,8 +144,18 @@ module Torch
         return if under_way.nil? || (under_way[0] -= 1).positive?
 
         @steps_under_way.delete(Thread.current)
-        memory = @traced_memory ? memory_stats.slice(:current_bytes, :peak_bytes) : {}
-        add_span("optimizer", under_way[1], LANE, {class: optimizer.class.name.to_s, **memory})
+        memory = (@traced_memory && _trace_enabled?) ? memory_stats.slice(:current_bytes, :peak_bytes) : {}
+        add_span("optimizer", under_way[1], LANE, {class: optimizer.class.name.to_s, **memory}) if _trace_enabled?
+        count_step(optimizer)
+      end
+
+      # Several optimizers of one step count it once.
+      def count_step(optimizer)
+        made = @steps_of[optimizer] = (@steps_of[optimizer] || 0) + 1
+        return if made <= @steps_made
+
+        @steps_made = made
+        pause_trace
       end
 
       def descendants(parent)

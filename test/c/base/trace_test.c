@@ -278,6 +278,63 @@ TEST(a_full_disk_ends_the_trace_not_the_program)
     clear(dir);
 }
 
+TEST(a_trace_ends_at_its_limit_and_is_whole)
+{
+    const char *dir = fresh_folder();
+    logged[0] = '\0';
+    tddp_log_set_sink(keep_line, NULL);
+    setenv("TDDP_TRACE_MAX_BYTES", "much", 1);
+    CHECK_STATUS(tddp_trace_open(dir, 0), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(),
+                   "TDDP_TRACE_MAX_BYTES=\"much\": expected a number of bytes, 4096 or more");
+    setenv("TDDP_TRACE_MAX_BYTES", "5000", 1);
+    CHECK_OK(tddp_trace_open(dir, 0));
+    unsetenv("TDDP_TRACE_MAX_BYTES");
+    char path[PATH_BYTES];
+    struct stat entry;
+    path_of(dir, 0, path);
+    for (int64_t i = 0; tddp_trace_enabled(); i++) {
+        off_t before = stat(path, &entry) == 0 ? entry.st_size : 0;
+        for (int64_t j = 0; j < 20; j++) {
+            tddp_trace_span("training", "step", (20 * i + j) * US, (20 * i + j + 1) * US, NULL);
+        }
+        CHECK_UNTIL(!tddp_trace_enabled() || (stat(path, &entry) == 0 && entry.st_size > before));
+    }
+    tddp_trace_pause(0); /* nor does it go on */
+    CHECK_INT(tddp_trace_enabled(), 0);
+    tddp_trace_close();
+    CHECK_CONTAINS(logged, "has reached its limit of 5000 bytes (TDDP_TRACE_MAX_BYTES); tracing");
+    char *text = contents(dir, 0);
+    check_whole(text);
+    CHECK(strlen(text) <= 5000 && count(text, "\"step\"") >= 20);
+    free(text);
+    clear(dir);
+}
+
+TEST(spans_of_a_pause_are_left_out)
+{
+    const char *dir = fresh_folder();
+    tddp_trace_pause(0); /* of no trace */
+    CHECK_INT(tddp_trace_enabled(), 0);
+    CHECK_OK(tddp_trace_open(dir, 0));
+    tddp_trace_span("training", "before", 1, 2, NULL);
+    tddp_trace_pause(1);
+    CHECK_INT(tddp_trace_enabled(), 0);
+    tddp_trace_span("training", "meanwhile", 3, 4, NULL);
+    tddp_trace_pause(0);
+    CHECK_INT(tddp_trace_enabled(), 1);
+    tddp_trace_span("training", "after", 5, 6, NULL);
+    tddp_trace_pause(1);
+    tddp_trace_close();
+    char *text = contents(dir, 0);
+    check_whole(text);
+    CHECK_INT(count(text, "\"before\""), 1);
+    CHECK_INT(count(text, "\"meanwhile\""), 0);
+    CHECK_INT(count(text, "\"after\""), 1);
+    free(text);
+    clear(dir);
+}
+
 /* A process that traces so many steps and then waits. */
 static pid_t start_steps(const char *dir, int64_t steps)
 {
