@@ -62,7 +62,7 @@ class PassingErrorTest < Minitest::Test
     RUBY
     {"0" => "nil", "raise 'a'" => "#<RuntimeError: a>", "exit" => "nil", "exit 3" => "#<SystemExit: exit>",
      "begin; raise 'a'; rescue; exit; end" => "nil"}.each do |last, expected|
-      assert_equal "#{expected}\n", ruby(code, last)[0], last
+      assert_equal "#{expected}\n", capture_ruby("-rtorch_ddp/passing_error", "-e", code, last)[0], last
     end
   end
 

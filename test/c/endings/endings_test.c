@@ -159,45 +159,45 @@ static void carry(medium carrier, int programs)
 MULTI_TEST(over_fake, 1, 900)
 {
     CHECK_INT(setenv("TDDP_SHM", "0", 1), 0);
-    carry((medium){.backend = "fake", .host = true, .any_source = true}, 12);
+    carry((medium){.backend = "fake", .host = true, .any_source = true}, 8);
 }
 
 MULTI_TEST(over_shared_memory, 1, 900)
 {
     CHECK_INT(setenv("LAYOUT", "one", 1), 0);
-    carry((medium){.backend = "shm", .host = true, .any_source = true}, 12);
+    carry((medium){.backend = "shm", .host = true, .any_source = true}, 8);
 }
 
 MULTI_TEST(over_gloo, 1, 900)
 {
     CHECK_INT(setenv("TDDP_SHM", "0", 1), 0);
-    carry((medium){.backend = "gloo", .host = true, .any_source = true}, 12);
+    carry((medium){.backend = "gloo", .host = true, .any_source = true}, 8);
 }
 
 MULTI_TEST(over_hosts, 1, 900)
 {
-    carry((medium){.backend = "gloo", .host = true, .any_source = true}, 12);
+    carry((medium){.backend = "gloo", .host = true, .any_source = true}, 8);
 }
 
 /* On copies of a device's memory. */
 MULTI_TEST(over_staging, 1, 900)
 {
     CHECK_INT(setenv("LAYOUT", "one", 1), 0);
-    carry((medium){.backend = "shm", .host = true, .device = true, .any_source = true}, 12);
+    carry((medium){.backend = "shm", .host = true, .device = true, .any_source = true}, 8);
 }
 
 MULTI_TEST(over_nccl, 1, 900)
 {
-    carry((medium){.backend = "nccl", .device = true}, 4);
+    carry((medium){.backend = "nccl", .device = true}, 2);
 }
 
 MULTI_TEST(over_bound_nccl, 1, 900)
 {
-    carry((medium){.backend = "nccl", .device = true, .bound = true}, 4);
+    carry((medium){.backend = "nccl", .device = true, .bound = true}, 2);
 }
 
 MULTI_TEST(over_one_for_each_device, 1, 900)
 {
     CHECK_INT(setenv("LAYOUT", "one", 1), 0);
-    carry((medium){.backend = "cpu:gloo,cuda:nccl", .host = true, .device = true}, 4);
+    carry((medium){.backend = "cpu:gloo,cuda:nccl", .host = true, .device = true}, 2);
 }
