@@ -81,33 +81,37 @@ module ShardedCheckpoints
     expected.each { |name, numbers| numbers.zip(got[name]) { |one, other| assert_in_delta one, other, tolerance, name } }
   end
 
-  # Saved by `size` ranks in one form, continued by others in all forms, beside the run that was not interrupted.
-  def assert_goes_on_in_any_form(dir, size, strategy, kind)
-    before, after = world(size) do |rank|
-      run = run_of(strategy, kind, 1)
-      train(run, 0...3)
-      Checkpoint.save(dir, **run, step: 3)
-      before = values(run)
-      train(run, 3...6)
-      [before, values(run)]
-    end.first
-    {units: 4, root: 2, zero: 3, wrapped: 1, ddp: 2}.each do |other, ranks|
-      world(ranks) do |rank|
-        run = run_of(other, kind, 50)
-        loaded = Checkpoint.load(dir, **run)
-        [loaded.step, values(run)].tap { train(run, 3...6) } << values(run)
-      end.each do |step, restored, went_on|
-        assert_equal 3, step
-        assert_equal before, restored
-        assert_close after, went_on
+  # In which forms a run goes on, by how many ranks; without a group in the plain one.
+  RESUMED = {4 => [:units], 2 => [:root, :ddp], 3 => [:zero], 1 => [:wrapped]}.freeze
+
+  # Saved by some ranks in one form, continued by others in all forms, beside the run that was not interrupted.
+  #
+  # @param cases [Array<Array(Integer, Symbol, Symbol)>] by how many ranks, in which form and by which optimizer it was saved
+  def assert_goes_on_in_any_form(dir, cases)
+    folder = ->(one) { File.join(dir, one.join("-")) }
+    saved = cases.to_h do |one|
+      size, strategy, kind = one
+      said = world(size) do
+        run = run_of(strategy, kind, 1)
+        train(run, 0...3)
+        Checkpoint.save(folder.call(one), **run, step: 3)
+        [values(run)].tap { train(run, 3...6) } << values(run)
+      end
+      [one, said.first]
+    end
+    go_on = lambda do |forms|
+      cases.product(forms).map do |one, form|
+        run = run_of(form, one[2], 50)
+        step = Checkpoint.load(folder.call(one), **run).step
+        [one, step, values(run)].tap { train(run, 3...6) } << values(run)
       end
     end
-    run = Torch::Distributed.fork_world(1) do
-      run = run_of(:plain, kind, 60)
-      Checkpoint.load(dir, **run)
-      [values(run)].tap { train(run, 3...6) } << values(run)
-    end.first
-    assert_equal before, run[0]
-    assert_close after, run[1]
+    said = RESUMED.flat_map { |ranks, forms| world(ranks) { go_on.call(forms) }.flatten(1) } + Torch::Distributed.fork_world(1) { go_on.call([:plain]) }.first
+    assert_equal cases.size * (RESUMED.sum { |ranks, forms| ranks * forms.size } + 1), said.size
+    said.each do |one, step, restored, went_on|
+      assert_equal 3, step
+      assert_equal saved[one][0], restored
+      assert_close saved[one][1], went_on
+    end
   end
 end
