@@ -177,8 +177,8 @@ typedef struct tddp_group_memory tddp_group_memory;
  * Takes `bytes` (more than 0) of memory for operations of this group: zero, at a multiple of 64
  * bytes. Shared with the other ranks of this host where the group has shared memory, else plain
  * memory; either way any operation takes it. Each rank for itself: others need not call. It may
- * outlive the group: tddp_group_memory_release(). A forked child sees the parent's memory itself,
- * no copy. Errors: TDDP_INVALID_ARGUMENT, TDDP_OUT_OF_MEMORY, TDDP_FORKED.
+ * outlive the group: tddp_group_memory_release(). A forked child has a copy as of the fork, which
+ * fork() makes. Errors: TDDP_INVALID_ARGUMENT, TDDP_OUT_OF_MEMORY, TDDP_FORKED.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_group_memory_create(tddp_group *group, size_t bytes,
                                                              tddp_group_memory **out);

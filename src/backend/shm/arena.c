@@ -3,7 +3,8 @@
  *
  * Invariant: free spans are sorted by offset, never adjacent, and returned to the system, so that
  * they read as zero. Each allocation reserves room for one more span, so that freeing cannot fail.
- * In a forked child freeing only drops the handle: the parent still uses the memory.
+ * A forked child has copies (forks.c): freeing there gives a copy's pages back, and the parent
+ * still uses its memory.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -27,6 +28,7 @@ typedef struct allocation {
     tddp_shm_segment *segment;
     size_t at;
     size_t bytes;
+    tddp_shm_given given;
 } allocation;
 
 /* --- spans; with the lock held --------------------------------------------------------------- */
@@ -195,6 +197,9 @@ tddp_status tddp_shm_allocate(tddp_shm *shm, size_t bytes, void **handle, void *
     tddp_status status = tddp_shm_arena_reserve(segment, rounded, &at);
     if (status == TDDP_OK) {
         status = populate(shm, segment, at, rounded);
+        if (status == TDDP_OK) {
+            status = tddp_shm_give(&made->given, segment->base + at, rounded);
+        }
         if (status) {
             tddp_shm_arena_release(segment, at, rounded);
         }
@@ -203,7 +208,9 @@ tddp_status tddp_shm_allocate(tddp_shm *shm, size_t bytes, void **handle, void *
         free(made);
         return status;
     }
-    *made = (allocation){tddp_shm_segment_retain(segment), at, rounded};
+    made->segment = tddp_shm_segment_retain(segment);
+    made->at = at;
+    made->bytes = rounded;
     *handle = made;
     *data = segment->base + at;
     return TDDP_OK;
@@ -216,7 +223,10 @@ void tddp_shm_deallocate(void *handle)
         return;
     }
     if (freed->segment->pid == tddp_process_id()) {
+        tddp_shm_take_back(&freed->given);
         tddp_shm_arena_release(freed->segment, freed->at, freed->bytes);
+    } else {
+        (void)madvise(freed->segment->base + freed->at, freed->bytes, MADV_DONTNEED);
     }
     tddp_shm_segment_release(freed->segment);
     free(freed);

@@ -180,6 +180,22 @@ TDDP_NODISCARD tddp_status tddp_shm_arena_reserve(tddp_shm_segment *segment, siz
 /* Gives it and its memory back. */
 void tddp_shm_arena_release(tddp_shm_segment *segment, size_t at, size_t bytes);
 
+/* --- forks.c ---------------------------------------------------------------------------------- */
+
+/* Memory of the own arena that a caller has, and of which a forked child gets a copy. */
+typedef struct tddp_shm_given {
+    void *data;
+    size_t bytes;
+    void *copy; /* during a fork; NULL: none */
+    struct tddp_shm_given *next;
+    struct tddp_shm_given **link; /* what points to it; NULL: it is a child's own by now */
+} tddp_shm_given;
+
+/* `bytes` is a multiple of a page; `memory` stays where it is until it is taken back. Errors:
+ * TDDP_OUT_OF_MEMORY. */
+TDDP_NODISCARD tddp_status tddp_shm_give(tddp_shm_given *memory, void *data, size_t bytes);
+void tddp_shm_take_back(tddp_shm_given *memory);
+
 /* --- fabric.c -------------------------------------------------------------------------------- */
 
 enum { TDDP_SHM_FABRIC_ID_BYTES = 64 };

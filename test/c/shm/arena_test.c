@@ -2,6 +2,7 @@
  * The memory that ranks share: its contents, its visibility, its lifetime, and its return to the
  * system.
  */
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -242,37 +243,113 @@ TEST(arenas_are_equal)
     shm_run((shm_job){.mode = SHM_PROCESSES, .size = 3, .body = unequal, .bare = true});
 }
 
-/* A child uses the parent's memory, and its exit changes nothing for the parent. */
-static void forked(shm_rank *it)
+static bool all_are(const unsigned char *data, size_t bytes, unsigned char value)
 {
-    void *handle;
-    void *place;
-    CHECK_OK(tddp_shm_allocate(it->shm, 4096, &handle, &place));
-    unsigned char *data = place;
-    data[0] = 1;
-    fflush(NULL);
+    size_t i = 0;
+    while (i < bytes && data[i] == value) {
+        i++;
+    }
+    return i == bytes;
+}
+
+enum { FORKED_BYTES = 3 * MIB }; /* on huge pages and others */
+
+/* A child of the child. */
+static void check_grandchild(unsigned char *data)
+{
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
-        data[1] = data[0] + 1;
-        tddp_shm_deallocate(handle);
-        tddp_shm_destroy(it->shm);
-        _exit(0);
+        _exit(all_are(data, FORKED_BYTES, 7) ? 0 : 1);
     }
     int status;
     CHECK_INT(waitpid(pid, &status, 0), pid);
     CHECK_INT(status, 0);
-    CHECK_INT(data[0], 1);
-    CHECK_INT(data[1], 2);
+}
+
+/* A child has the memory as of the fork: it does not see what the parent writes later, and what it
+ * writes, frees and ends changes nothing for the parent, nor for the rank that maps the memory. */
+static void forked(shm_rank *it)
+{
+    void *handle;
+    void *place;
+    void *freed;
+    int written[2];
+    char byte = 0;
+    CHECK_OK(tddp_shm_allocate(it->shm, 4096, &freed, &place));
+    CHECK_OK(tddp_shm_allocate(it->shm, FORKED_BYTES, &handle, &place));
+    tddp_shm_deallocate(freed);
+    unsigned char *data = place;
+    memset(data, 1, FORKED_BYTES);
+    CHECK_INT(pipe(written), 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        CHECK_INT(read(written[0], &byte, 1), 1); /* the parent has written */
+        CHECK(all_are(data, FORKED_BYTES, 1));
+        memset(data, 7, FORKED_BYTES);
+        check_grandchild(data);
+        tddp_shm_deallocate(handle);
+        tddp_shm_destroy(it->shm);
+        _exit(0);
+    }
+    memset(data, 2, FORKED_BYTES);
+    CHECK_INT(write(written[1], &byte, 1), 1);
+    int status;
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+    CHECK_INT(status, 0);
+    CHECK(all_are(data, FORKED_BYTES, 2));
     barrier_once(it); /* the exit of the child has not published that this rank left */
+    const unsigned char *theirs =
+        tddp_shm_address(it->shm, 1 - it->rank, tddp_shm_offset_of(it->shm, data, FORKED_BYTES));
+    CHECK(all_are(theirs, FORKED_BYTES, 2));
+    barrier_once(it);
+    tddp_shm_deallocate(handle);
+    CHECK_INT(close(written[0]) + close(written[1]), 0);
+    barrier_once(it);
+}
+
+TEST(a_forked_child_has_copies)
+{
+    run_shm(SHM_PROCESSES, 2, forked, NULL);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* map more than any limit */
+/* Without memory for copies a fork works, and the child can't read what would be wrong. */
+static void forked_without_memory(shm_rank *it)
+{
+    enum { BYTES = 64 * MIB };
+    void *handle;
+    void *place;
+    struct rlimit before;
+    CHECK_OK(tddp_shm_allocate(it->shm, BYTES, &handle, &place));
+    volatile unsigned char *data = place;
+    data[0] = 1;
+    CHECK_INT(getrlimit(RLIMIT_AS, &before), 0);
+    const struct rlimit none = {BYTES, before.rlim_max}; /* all of it is in use */
+    CHECK_INT(setrlimit(RLIMIT_AS, &none), 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        (void)signal(SIGSEGV, SIG_DFL);
+        _exit(data[0]);
+    }
+    CHECK_INT(setrlimit(RLIMIT_AS, &before), 0);
+    int status;
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    CHECK_INT(data[0], 1);
     tddp_shm_deallocate(handle);
     barrier_once(it);
 }
 
-TEST(a_forked_child_shares_memory)
+TEST(a_forked_child_without_memory_for_copies)
 {
-    run_shm(SHM_PROCESSES, 2, forked, NULL);
+    run_shm(SHM_PROCESSES, 2, forked_without_memory, NULL);
 }
+#endif
 
 /* A limit of file size makes the arena smaller; with too low a limit ranks can't share memory. */
 static void limited(shm_rank *it)

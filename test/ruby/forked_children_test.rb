@@ -1,0 +1,85 @@
+# frozen_string_literal: true
+
+require_relative "test_helper"
+
+# What a child that a rank forks sees of gradients and parameters, which lie in memory that ranks of a host share, and what
+# becomes of what it writes there. test/c/shm/arena_test.c looks at the memory itself.
+class ForkedChildrenTest < Minitest::Test
+  include Worlds
+
+  DDP = Torch::NN::Parallel::DistributedDataParallel
+  ZeRO = Torch::Distributed::Optim::ZeroRedundancyOptimizer
+
+  # @return [Hash{Symbol => Torch::Tensor}] one of each kind, all of whose elements are 2
+  def tensors
+    linear = -> { Torch::NN::Linear.new(30, 4).tap { |net| Torch.no_grad { net.parameters.each { |each| each.fill!(2) } } } }
+    kinds = {}
+    {gradient: {}, gradient_apart: {gradient_as_bucket_view: false}}.each do |name, options|
+      net = linear.call
+      DDP.new(net, **options).call(Torch.ones(2, 30)).sum.backward
+      kinds[name] = net.weight.grad
+    end
+    {zero: false, zero_view: true}.each do |name, views|
+      net = linear.call
+      optimizer = ZeRO.new(net.parameters, optimizer_class: Torch::Optim::SGD, lr: 0.0, parameters_as_bucket_view: views)
+      net.call(Torch.ones(1, 30)).sum.backward
+      optimizer.step
+      kinds[name] = net.weight
+    end
+    kinds[:sharded] = linear.call.tap { |net| Distributed::FSDP.fully_shard(net) }.parameters.first
+    kinds[:shared] = Distributed.empty_shared(100).fill!(2)
+    kinds
+  end
+
+  def values(tensors)
+    tensors.transform_values { |tensor| Torch.no_grad { tensor.detach.to_a.flatten.uniq } }
+  end
+
+  def fill(tensors, value)
+    Torch.no_grad { tensors.each_value { |tensor| tensor.detach.fill!(value) } }
+  end
+
+  # A child that reads once the parent has written, then writes, and says what it read.
+  #
+  # @return [Array(IO, IO, Integer)]
+  def forked(tensors, value)
+    answer, said = IO.pipe
+    go, wrote = IO.pipe
+    pid = fork do
+      [answer, wrote].each(&:close)
+      go.read(1) # another child has its other end too
+      seen = values(tensors)
+      fill(tensors, value)
+      said.write(Marshal.dump([seen, values(tensors)]))
+      said.close
+      exit!(0)
+    end
+    [said, go].each(&:close)
+    [answer, wrote, pid]
+  end
+
+  def test_children_have_copies_as_of_the_fork
+    results = world(2) do
+      mine = tensors
+      children = [7, 8].map { |value| forked(mine, value) }
+      fill(mine, 5)
+      seen = children.map do |answer, wrote, pid|
+        wrote.write(".")
+        text = answer.read
+        Process.wait(pid)
+        Marshal.load(text)
+      end
+      Distributed.barrier
+      after = values(mine)
+      Distributed.barrier
+      [seen, after, Distributed.all_reduce(mine[:shared])[0].item]
+    end
+    kinds = %i[gradient gradient_apart zero zero_view sharded shared]
+    all = ->(value) { kinds.to_h { |kind| [kind, [value]] } }
+    results.each do |seen, after, sum|
+      assert_equal [[all.call(2.0), all.call(7.0)], [all.call(2.0), all.call(8.0)]], seen
+      assert_equal all.call(5.0), after
+      assert_equal 10.0, sum, "the memory is still shared with the other rank"
+    end
+  end
+end
