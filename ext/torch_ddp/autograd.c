@@ -160,6 +160,25 @@ static VALUE average_gradient(VALUE self, VALUE tensor, VALUE group, VALUE divis
     return UINT2NUM(number);
 }
 
+/* --- cross entropy --------------------------------------------------------------------------- */
+
+/* _cross_entropy_graph(losses, logits, group, shares, places, ones) → losses */
+static VALUE cross_entropy_graph(VALUE self, VALUE losses, VALUE logits, VALUE group, VALUE shares,
+                                 VALUE places, VALUE ones)
+{
+    tddp_rb_check(tddp_cross_entropy_graph(tddp_rb_group(group), tddp_rb_tensor(logits),
+                                           tddp_rb_tensor(shares), tddp_rb_tensor(places),
+                                           tddp_rb_tensor(ones), tddp_rb_blocking_in_backward,
+                                           tddp_rb_tensor(losses)));
+    RB_GC_GUARD(group);
+    RB_GC_GUARD(logits);
+    RB_GC_GUARD(shares);
+    RB_GC_GUARD(places);
+    RB_GC_GUARD(ones);
+    (void)self;
+    return losses;
+}
+
 /* --- linear layers --------------------------------------------------------------------------- */
 
 static tddp_linear_form form_of(VALUE name)
@@ -208,5 +227,6 @@ void tddp_rb_init_autograd(void)
     rb_define_private_method(private_methods, "_sync_batch_norm", sync_batch_norm, 6);
     rb_define_private_method(private_methods, "_collective", collective, 8);
     rb_define_private_method(private_methods, "_average_gradient", average_gradient, 3);
+    rb_define_private_method(private_methods, "_cross_entropy_graph", cross_entropy_graph, 6);
     rb_define_private_method(private_methods, "_linear", linear, 6);
 }

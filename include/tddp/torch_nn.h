@@ -1,7 +1,7 @@
 /**
  * @file torch_nn.h
- * @brief Synchronized batch normalization; norms and unscaling of gradients over all ranks
- * (libtddp_torch).
+ * @brief Synchronized batch normalization, divided cross entropy; norms and unscaling of gradients
+ * over all ranks (libtddp_torch).
  */
 #ifndef TDDP_TORCH_NN_H
 #define TDDP_TORCH_NN_H
@@ -48,6 +48,23 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_sync_batch_norm(tddp_group *group,
                                                          const tddp_tensor *input,
                                                          const tddp_sync_batch_norm_opts *opts,
                                                          tddp_tensor *output);
+
+/* --- cross entropy over classes that the ranks divide -------------------------------------------
+ */
+
+/**
+ * Gives `losses` ([rows], without a history), the cross entropies of logits whose classes the ranks
+ * divide, the graph that computes the gradient of `logits` ([rows, classes of this rank], which
+ * require one): of `shares`, the logits' exponentials divided by the sum of all ranks' ones, less
+ * `ones` ([rows]; 1 where this rank has the row's target, else 0) at `places` ([rows], int64).
+ * Backward of it sends nothing. With create_graph gradients have gradients, and all ranks make that
+ * backward, a collective call. The graph retains the group. Errors: TDDP_INVALID_ARGUMENT; backward
+ * throws an exception with the text of those of tddp_all_reduce().
+ */
+TDDP_API TDDP_NODISCARD tddp_status
+tddp_cross_entropy_graph(tddp_group *group, const tddp_tensor *logits, const tddp_tensor *shares,
+                         const tddp_tensor *places, const tddp_tensor *ones,
+                         tddp_blocking_region backward_region, tddp_tensor *losses);
 
 /* --- the norm of gradients ------------------------------------------------------------------- */
 

@@ -327,6 +327,12 @@ class GradientAverage
     // Other nodes may still read the gradient: it stays as it is.
     at::Tensor operator()(const at::Tensor &gradient) const
     {
+        if (gradient.requires_grad()) {
+            throw Failure(tddp_fail(TDDP_UNSUPPORTED,
+                                    "a gradient that is averaged over the ranks requires a "
+                                    "gradient itself: averages are not differentiable, so call "
+                                    "backward without create_graph, or remove the hook"));
+        }
         const at::Tensor sum = gradient.clone(at::MemoryFormat::Contiguous);
         all_reduce_blocking(group_.get(), sum, TDDP_REDUCE_SUM, region_, nullptr);
         return sum.div_(divisor_);

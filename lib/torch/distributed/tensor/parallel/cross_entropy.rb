@@ -48,37 +48,26 @@ module Torch
             raise ArgumentError, "reduction: expected #{REDUCTIONS.map(&:inspect).join(", ")}, got #{reduction.inspect}"
           end
 
-          # Forward has all that the gradient is made of, and makes it in place: less memory than a graph would keep.
+          # Forward has all that the gradient is made of: less memory than a graph of the operations would keep.
           def vocabulary_losses(logits, target, group)
             rows = logits.reshape(-1, logits.shape.last)
-            trains = Torch.grad_enabled? && logits.requires_grad
-            losses, gradient = Torch.no_grad { losses_and_gradient(rows, target.reshape(-1), group, trains) }
-            if trains
-              # A product that has this gradient, and then the losses' values.
-              product = rows.unsqueeze(1).bmm(gradient.unsqueeze(2)).view(-1)
-              Torch.no_grad { product.detach.copy!(losses) }
-              losses = product
-            end
+            losses, *made = Torch.no_grad { losses_and_shares(rows, target.reshape(-1), group) }
+            Distributed.send(:_cross_entropy_graph, losses, rows, group, *made) if Torch.grad_enabled? && logits.requires_grad
             losses.view(target.shape)
           end
 
-          # The logarithm of the sum of all parts' exponentials, less the target's logit, both relative to the largest; and the
-          # exponentials' shares in the sum, less one for the target.
-          def losses_and_gradient(rows, target, group, trains)
+          # The logarithm of the sum of all parts' exponentials, less the target's logit, both relative to the largest; the
+          # exponentials' shares in the sum; and where in this part the targets are, and whether they are.
+          def losses_and_shares(rows, target, group)
             top = rows.amax(-1)
             Distributed.all_reduce(top, op: :max, group: group) if group.size > 1
             part = VocabularyPart.new(target, rows.shape.last, group)
-            places = part.places.unsqueeze(-1)
-            picked = part.keep(rows.gather(-1, places).squeeze(-1) - top)
+            picked = part.keep(rows.gather(-1, part.places.unsqueeze(-1)).squeeze(-1) - top)
             exponentials = (rows - top.unsqueeze(-1)).exp!
             both = Torch.stack([exponentials.sum(-1), picked])
             Distributed.all_reduce(both, group: group) if group.size > 1
-            losses = both[0].log - both[1]
-            return losses unless trains
-
-            exponentials.div!(both[0].unsqueeze(-1))
             ones = part.keep(Torch.ones(picked.shape, dtype: rows.dtype, device: rows.device))
-            [losses, exponentials.scatter_add!(-1, places, ones.neg.unsqueeze(-1))]
+            [both[0].log - both[1], exponentials.div!(both[0].unsqueeze(-1)), part.places, ones]
           end
         end
 
