@@ -148,6 +148,12 @@ static int arity_of(const method *method)
     return count;
 }
 
+/* Whether the operation writes into this rank's output: of a broadcast the root's is only read. */
+static bool writes(const tddp_op_args *args, const tddp_group *group)
+{
+    return args->kind != TDDP_OP_BROADCAST || args->root != tddp_group_rank(group);
+}
+
 /* --- methods --------------------------------------------------------------------------------- */
 
 static const method *find_method(ID id)
@@ -179,10 +185,13 @@ static VALUE perform(int argc, VALUE *argv, VALUE self)
                                               : method->described == INPUT ? op.input
                                                                            : Qnil,
                                               &text);
-    tddp_rb_check(tddp_submit(tddp_rb_group(self), &op.args, &work));
+    tddp_group *group = tddp_rb_group(self);
+    tddp_rb_check(tddp_submit(group, &op.args, &work));
     RB_GC_GUARD(text);
     ALLOCV_END(op.output_memory);
     ALLOCV_END(op.input_memory);
+    if (writes(&op.args, group))
+        tddp_rb_written(op.output);
     return tddp_rb_take_work(work, op.output, op.input, async);
 }
 
@@ -217,6 +226,7 @@ static VALUE group_batch(VALUE self, VALUE messages)
     for (long i = 0; i < count; i++) {
         const VALUE tensor = rb_ary_entry(rb_ary_entry(messages, i), 1);
         const bool sends = args[i].kind == TDDP_OP_SEND;
+        tddp_rb_written(sends ? Qnil : tensor);
         rb_ary_push(result, tddp_rb_take_work(works[i], sends ? Qnil : tensor,
                                               sends ? tensor : Qnil, true));
     }

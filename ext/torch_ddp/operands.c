@@ -102,6 +102,18 @@ tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volati
     return pieces;
 }
 
+void tddp_rb_written(VALUE tensors)
+{
+    if (NIL_P(tensors))
+        return;
+    if (!RB_TYPE_P(tensors, T_ARRAY)) {
+        tddp_rb_check(tddp_tensor_written(tddp_rb_tensor(tensors)));
+        return;
+    }
+    for (long i = 0; i < RARRAY_LEN(tensors); i++)
+        tddp_rb_check(tddp_tensor_written(tddp_rb_tensor(rb_ary_entry(tensors, i))));
+}
+
 /* --- descriptions ---------------------------------------------------------------------------- */
 
 /* "float32 [2, 3]" */
@@ -201,8 +213,17 @@ static VALUE set_bytes(VALUE self, VALUE tensor, VALUE bytes)
         rb_raise(rb_eArgError, "%ld bytes for a tensor of %zu", RSTRING_LEN(bytes), size);
     if (size > 0)
         memcpy(buffer.data, RSTRING_PTR(bytes), size);
+    tddp_rb_written(tensor);
     RB_GC_GUARD(tensor);
     return tensor;
+}
+
+/* Of memory that is written through another tensor. */
+static VALUE written(VALUE self, VALUE tensors)
+{
+    (void)self;
+    tddp_rb_written(tensors);
+    return Qnil;
 }
 
 /* Where a tensor's elements lie: address and bytes; nil if they are not in one piece. */
@@ -225,4 +246,5 @@ void tddp_rb_init_operands(void)
     rb_define_method(self, "_span", span, 1);
     rb_define_private_method(self, "_bytes", bytes_of, 1);
     rb_define_private_method(self, "_set_bytes", set_bytes, 2);
+    rb_define_method(self, "_written", written, 1);
 }

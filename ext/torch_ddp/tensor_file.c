@@ -58,6 +58,7 @@ static VALUE read_tensor(VALUE self, VALUE tensor, VALUE fd, VALUE name, VALUE o
     (void)self;
     transfer call = {.piece = piece_at(fd, offset)};
     set_memory(&call.piece, tensor);
+    tddp_rb_written(tensor);
     return perform(&call, name, tensor);
 }
 

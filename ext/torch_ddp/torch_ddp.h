@@ -167,6 +167,9 @@ tddp_buffer *tddp_rb_buffers(VALUE list, const char *name, volatile VALUE *holde
 tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volatile VALUE *holder,
                             size_t *count);
 
+/* Has autograd know that an operation writes into a tensor, or an Array of them; nil: nothing. */
+void tddp_rb_written(VALUE tensors);
+
 /* The description that ranks compare with the next operation: dtypes and shapes of these tensors
  * (one, an Array; nil: none) if operations are described, else that of a communication hook's first
  * operation. Owned by `*text`; NULL: none. */

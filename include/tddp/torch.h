@@ -38,6 +38,11 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_torch_set_device(int32_t index);
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_tensor_buffer(const tddp_tensor *tensor, tddp_buffer *out);
 
+/** To be called once for each operation that writes into a tensor's memory, after it has begun:
+ * from then on autograd refuses a backward that needs what the tensor was before. Errors: those of
+ * libtorch. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_tensor_written(const tddp_tensor *tensor);
+
 /** A new reference to the same tensor, so that its memory outlives the caller's handle while an
  * operation runs. Caller: tddp_tensor_release(). NULL: out of memory. */
 TDDP_API tddp_tensor *tddp_tensor_retain(const tddp_tensor *tensor);
@@ -115,8 +120,9 @@ typedef struct tddp_ddp_opts {
  * bucket is on its parameters' device, in libtorch's memory unless opts->reducer.device allocates
  * it. At the end of backward the streams of the thread that called it wait for the buckets on
  * devices, not the host. Caller: tddp_ddp_free(). Errors: those of tddp_reducer_create() and
- * tddp_broadcast(); TDDP_INVALID_ARGUMENT (no parameters; not a leaf; does not require grad: the
- * text names it; delayed_by out of range).
+ * tddp_broadcast(); TDDP_INVALID_ARGUMENT (not a leaf; does not require grad: the text names it;
+ * delayed_by out of range). Without parameters, as while all are frozen, there is nothing to
+ * average: iterations do nothing, buffers are broadcast.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_ddp_create(tddp_group *group, const tddp_ddp_param *params,
                                                     size_t param_count, tddp_tensor *const *buffers,

@@ -100,7 +100,7 @@ void Core::open(tddp_group *group, const tddp_reducer_opts &opts, const tddp_wai
         tddp_reducer_create(group, described.data(), described.size(), &resolved, wait, &reducer_));
     group_ = tddp_group_retain(group);
     divisor_ = tddp_group_world_size(group);
-    layout_final_ = find_unused_; // its first layout is for good
+    layout_final_ = find_unused_ || params_.empty(); // the first layout is for good
     make_views();
 }
 
@@ -156,6 +156,7 @@ static void copy_into(const at::Tensor &view, const at::Tensor &grad)
 {
     if (has_layout_of(grad, view)) {
         std::memcpy(view.data_ptr(), grad.data_ptr(), view.nbytes());
+        view.unsafeGetTensorImpl()->bump_version(); // a graph may need an earlier gradient
     } else {
         view.copy_(grad);
     }

@@ -178,6 +178,17 @@ tddp_status tddp_tensor_buffer(const tddp_tensor *tensor, tddp_buffer *out)
     return guard([&] { *out = buffer_of(tensor_of(tensor)); });
 }
 
+tddp_status tddp_tensor_written(const tddp_tensor *tensor)
+{
+    using namespace tddp_torch;
+    return guard([&] {
+        const at::Tensor &written = tensor_of(tensor);
+        if (written.defined() && !written.is_inference()) {
+            written.unsafeGetTensorImpl()->bump_version();
+        }
+    });
+}
+
 tddp_tensor *tddp_tensor_retain(const tddp_tensor *tensor)
 {
     at::Tensor *copy = nullptr;
