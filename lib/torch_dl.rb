@@ -18,6 +18,15 @@ module TorchDL
         @device_ids = device_ids || (0...devices.size).to_a
       end
 
+      # Runs backward from the loss that the last call returned. After a call that returned none it does nothing, as in
+      # torch-dl, where this only adds the gradients up then: the loss that is made of the outputs has a backward of its own.
+      #
+      # @param scale [Numeric] what the loss is multiplied by
+      # @return [nil]
+      def backward(scale: 1.0)
+        super if @loss
+      end
+
       # Does nothing: backward has added the gradients of all devices up in the module's.
       #
       # @return [nil]

@@ -125,6 +125,17 @@ class DevicesDataParallelTest < Minitest::Test
     assert_includes assert_raises(Torch::Error) { model.backward }.message, "returned no loss"
   end
 
+  # torch-dl's does nothing then but add gradients up, and its loss, made of the outputs, has a backward of its own.
+  def test_backward_without_a_loss_as_in_torch_dl
+    plain, divided = Array.new(2) { fill(Net.new) }
+    plain.call(rows(4)).pow(2).mean.backward
+    model = ::DataParallel.new(divided, device_ids: %w[cpu cpu])
+    loss = model.call(rows(4)).pow(2).mean
+    model.backward(scale: 2.0)
+    loss.backward
+    assert_close gradients(plain), gradients(divided)
+  end
+
   def test_outputs_of_any_form
     pair = Struct.new(:a, :b)
     model = DP.new(Returning.new { |layer, x| {y: layer.call(x), rest: pair.new([x, 1], "same")} }, device_ids: %w[cpu cpu])
@@ -177,6 +188,30 @@ class DevicesDataParallelTest < Minitest::Test
     model = DP.new(Returning.new { |_, x| (x.size(0) == 2) ? raise(IndexError, "two rows") : x }, device_ids: %w[cpu cpu])
     error = assert_raises(IndexError) { model.call(rows(5)) }
     assert_equal "replica 1 on cpu: two rows", error.message
+  end
+
+  class Misfit < StandardError
+    attr_reader :wanted
+
+    def initialize(wanted:, got:)
+      @wanted = wanted
+      super("expected #{wanted}, got #{got}")
+    end
+  end
+
+  # Their initializers take what they like.
+  def test_an_error_stays_what_it_is
+    kinds = [-> { raise Misfit.new(wanted: 1, got: 2) }, -> { {}.fetch(:lost) }, -> { raise KeyError.new("no", receiver: {}, key: :lost) },
+      -> { nil.lost }, -> { raise Misfit.new(wanted: 3, got: 4), cause: IndexError.new("why") }]
+    errors = kinds.map do |kind|
+      model = DP.new(Returning.new { |_, _| kind.call }, device_ids: %w[cpu cpu])
+      assert_raises(StandardError) { model.call(rows(4)) }
+    end
+    assert_equal [Misfit, KeyError, KeyError, NoMethodError, Misfit], errors.map(&:class)
+    assert_equal [1, :lost, :lost, :lost, 3], [errors[0].wanted, errors[1].key, errors[2].key, errors[3].name, errors[4].wanted]
+    assert_equal "replica 0 on cpu: expected 1, got 2", errors[0].message
+    assert_equal "why", errors[4].cause.message
+    errors.each { |error| assert_includes error.backtrace.join, "test_an_error_stays_what_it_is" }
   end
 
   def test_one_device_none_and_a_batch_without_rows

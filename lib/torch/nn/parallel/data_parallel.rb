@@ -239,7 +239,7 @@ module Torch
 
           error = results[failed].last
           place = devices && " on #{devices[failed]}"
-          raise error.class, "replica #{failed}#{place}: #{error.message}", error.backtrace
+          raise error.exception("replica #{failed}#{place}: #{error.message}") # with what else it has
         end
 
         private
