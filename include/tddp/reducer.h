@@ -76,7 +76,7 @@ TDDP_API void tddp_reducer_opts_init(tddp_reducer_opts *opts, size_t size);
  * these are never rebuilt. Memory starts zeroed. Sparse parameters are compared and marked ready as
  * the others, but are in no bucket: the caller averages their gradients. Copies `params` with their
  * names and dims, and retains the group. Caller: tddp_reducer_free(). Errors: TDDP_INVALID_ARGUMENT
- * (no parameters; one whose dtype has no gradient; options that contradict each other; a memory
+ * (a parameter whose dtype has no gradient; options that contradict each other; a memory
  * table without a callback), TDDP_UNSUPPORTED (a parameter on a device, and no table), those of
  * tddp_all_gather(), and those of the table.
  */

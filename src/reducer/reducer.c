@@ -45,9 +45,8 @@ static tddp_status check(tddp_group *group, const tddp_param *params, size_t cou
     if (!group) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "no process group: expected one to reduce over");
     }
-    if (count == 0 || !params) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "no parameters: expected at least one that requires a gradient");
+    if (count > 0 && !params) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "params is NULL: expected %zu parameters", count);
     }
     tddp_status status = TDDP_OK;
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
@@ -101,8 +100,11 @@ static tddp_status first_layout(tddp_reducer *reducer)
     if (!bucket_of) {
         return TDDP_OUT_OF_MEMORY;
     }
-    tddp_status status =
-        tddp_flat_plan(reducer->params, reducer->count, limits, limit_count, bucket_of, &buckets);
+    tddp_status status = TDDP_OK;
+    if (reducer->count > 0) {
+        status = tddp_flat_plan(reducer->params, reducer->count, limits, limit_count, bucket_of,
+                                &buckets);
+    }
     if (status != TDDP_OK) {
         free(bucket_of);
         return status;

@@ -164,6 +164,70 @@ class DataParallelJoinTest < Minitest::Test
     assert_equal [[[1.5, 1.5], [0.5, 0.5]], [[1.5, 1.5]]], results
   end
 
+  # A model and its optimizer, whose state and updates are divided among the ranks: those without inputs go on updating their
+  # part, with the others' learning rate.
+  OPTIMIZERS = {SGD: {lr: 0.1, momentum: 0.9}, Adam: {lr: 0.05}}.freeze
+
+  def trained_with_zero(size, rank, options, views, lr: nil)
+    Torch.manual_seed(2)
+    net = Odd.new.tap(&:double)
+    model = DDP.new(net, **options)
+    name, defaults = OPTIMIZERS.to_a[size % 2]
+    optimizer = Distributed::Optim::ZeroRedundancyOptimizer.new(net.parameters, optimizer_class: Torch::Optim.const_get(name),
+      parameters_as_bucket_view: views, **defaults)
+    Distributed::Algorithms::Join.run([model, optimizer]) do
+      (2 + 2 * rank).times do |step|
+        optimizer.zero_grad
+        optimizer.param_groups[0][:lr] = 0.1 / (step + 1) # as a scheduler does
+        model.call(Torch.full([2, 7], step + rank + 1, dtype: :float64)).pow(2).mean.backward
+        optimizer.step
+      end
+    end
+    [numbers(net), model.joining?, optimizer.joining?]
+  end
+
+  def trained_with_all(size)
+    Torch.manual_seed(2)
+    net = Odd.new.tap(&:double)
+    name, defaults = OPTIMIZERS.to_a[size % 2]
+    optimizer = Torch::Optim.const_get(name).new(net.parameters, **defaults)
+    (2 * size).times do |step|
+      optimizer.zero_grad
+      optimizer.param_groups[0][:lr] = 0.1 / (step + 1)
+      (0...size).select { |rank| step < 2 + 2 * rank }
+        .each { |rank| (net.call(Torch.full([2, 7], step + rank + 1, dtype: :float64)).pow(2).mean / size).backward }
+      optimizer.step
+    end
+    numbers(net)
+  end
+
+  [[2, {}, false], [3, {gradient_as_bucket_view: false}, true], [4, {find_unused_parameters: true}, true]].each do |size, options, views|
+    define_method(:"test_with_an_optimizer_that_is_divided_among_#{size}") do
+      expected = Distributed.fork_world(1) { trained_with_all(size) }.first
+      world(size) { |rank| trained_with_zero(size, rank, options, views) }.each do |found, *joining|
+        assert_follows expected, found, 1e-10
+        assert_equal [false, false], joining
+      end
+    end
+  end
+
+  # Ranges of the rank that is through would stay as they are.
+  def test_an_optimizer_without_its_model
+    results = world(2) do |rank|
+      net = Torch::NN::Linear.new(1, 2, bias: false)
+      optimizer = Distributed::Optim::ZeroRedundancyOptimizer.new(net.parameters, optimizer_class: Torch::Optim::SGD, lr: 1.0)
+      failure do
+        Distributed::Algorithms::Join.run([optimizer]) do
+          rank.times do
+            net.call(Torch.ones(1, 1)).sum.backward
+            optimizer.step
+          end
+        end
+      end
+    end
+    results.each { |name, text| assert_match(/ArgumentError step: rank 0 has no inputs left, and not all gradients.*DistributedDataParallel/, "#{name} #{text}") }
+  end
+
   def test_throw_on_early_termination
     results = world(2) do |rank|
       model = DDP.new(Odd.new)

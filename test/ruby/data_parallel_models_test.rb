@@ -250,14 +250,119 @@ class DataParallelModelsTest < Minitest::Test
     said.each { |_, text| assert_match(/create_graph/, text) && assert_match(/"(first|second|third)\.(weight|bias)"|"scale"/, text) }
   end
 
-  def test_models_without_trainable_parameters_are_refused_at_once_and_later
-    said = world(2) do
-      net = Torch::NN::Linear.new(2, 2)
-      model = DDP.new(net)
-      net.requires_grad!(requires_grad: false)
-      [failure { DDP.new(Torch::NN::ReLU.new) }, failure { model.call(Torch.ones(1, 2)) }]
+  def test_models_without_trainable_parameters_are_refused_by_the_constructor
+    said = world(2) { failure { DDP.new(Torch::NN::ReLU.new) } }
+    said.each { |name, text| assert_match(/ArgumentError no parameter of the .* requires a gradient/, "#{name} #{text}") }
+  end
+
+  # A generator, and a discriminator with buffers, whose parameters are all frozen while the generator learns.
+  module Adversaries
+    Torch::NN::Module.new # torch-rb loads its modules on first use
+
+    module_function
+
+    # @return [Array<Torch::NN::Module>]
+    def make
+      Torch.manual_seed(3)
+      pair = [Torch::NN::Linear.new(2, 3), Torch::NN::Sequential.new(Torch::NN::BatchNorm1d.new(3), Torch::NN::Linear.new(3, 1))]
+      pair.each { |net| net.double }
     end
-    said.flatten(1).each { |name, text| assert_match(/ArgumentError no parameter of the .* requires a gradient/, "#{name} #{text}") }
+
+    def noise(rank, step)
+      Torch.arange(8, dtype: :float64).reshape(4, 2).sin * (rank + 1) - 0.2 * step
+    end
+
+    # Three steps of each; `share` sums up the losses of the ranks that this process has.
+    #
+    # @yieldparam rank [Integer]
+    # @return [Array] all states
+    def train(generator, discriminator, ranks, share)
+      nets = [generator, discriminator].map { |net| net.respond_to?(:module) ? net.module : net }
+      optimizers = nets.map { |net| Torch::Optim::SGD.new(net.parameters, lr: 0.1) }
+      3.times do |step|
+        [false, true].each do |frozen|
+          nets[1].parameters.each { |parameter| parameter.requires_grad!(!frozen) }
+          optimizers.each(&:zero_grad)
+          ranks.each do |rank|
+            made = generator.call(noise(rank, step))
+            made = made.detach unless frozen
+            (discriminator.call(made).mean * (frozen ? -share : share)).backward
+          end
+          optimizers[frozen ? 0 : 1].step
+        end
+      end
+      nets.map { |net| net.named_parameters.transform_values(&:to_a) }
+    end
+  end
+
+  [{}, {find_unused_parameters: true}, {static_graph: true}, {gradient_as_bucket_view: false}].each do |options|
+    define_method(:"test_all_parameters_are_frozen_in_turn_#{options.keys.first}") do
+      expected = world(1) do
+        generator, discriminator = Adversaries.make
+        discriminator.eval # statistics are each rank's own
+        Adversaries.train(generator, discriminator, [0, 1], 0.5)
+      end.first
+      results = world(2) do |rank|
+        models = Adversaries.make.map { |net| DDP.new(net, **options) }
+        models.last.eval
+        Adversaries.train(*models, [rank], 1)
+      end
+      expected.each_with_index do |net, i|
+        net.each { |name, values| results.each { |result| assert_close [values].flatten, [result[i][name]].flatten, 1e-10, name } }
+      end
+    end
+  end
+
+  # What a model that is frozen altogether still does: its buffers are rank 0's, gradients of inputs pass, and it trains once thawed.
+  def test_a_frozen_model
+    results = world(2) do |rank|
+      net = Normed.new
+      model = DDP.new(net)
+      hooked = 0
+      model.register_comm_hook { |_, bucket| (hooked += 1) && Distributed.all_reduce(bucket.buffer, op: :avg, async_op: true) }
+      net.requires_grad!(requires_grad: false)
+      x = (Torch.arange(6, dtype: :float32).reshape(2, 3) * (rank + 1)).requires_grad!(true)
+      2.times { model.call(x).pow(3).sum.backward }
+      state = [x.grad.abs.sum.item.positive?, net.parameters.map(&:grad), model.bucket_sizes, hooked]
+      model.no_sync { model.call(x) }
+      model.join { (rank + 1).times { model.call(x).sum.backward } }
+      Torch.no_grad { model.call(x) }
+      buffers = net.named_modules.values.flat_map { |mod| mod.named_buffers.values.map(&:to_a) }
+      net.requires_grad!(requires_grad: true)
+      model.call(x).pow(3).sum.backward
+      [state, buffers, gradients(net), hooked]
+    end
+    results.each { |state, *| assert_equal [true, [nil] * 4, [], 0], state }
+    assert_equal results[0].drop(2), results[1].drop(2)
+    assert_operator results[0][3], :>, 0
+  end
+
+  # Anything else than before in the place of a parameter or a layer is trained from the next forward on.
+  [{}, {find_unused_parameters: true}, {static_graph: true}].each do |options|
+    define_method(:"test_what_replaces_a_parameter_is_averaged_#{options.keys.first}") do
+      results = world(2) do |rank|
+        net = Torch::NN::Sequential.new(Torch::NN::Linear.new(2, 2, bias: false), Torch::NN::Linear.new(2, 1, bias: false))
+        model = DDP.new(net, **options)
+        run = lambda do
+          net.zero_grad
+          net.parameters.each { |each| Torch.no_grad { each.fill!(1) } }
+          model.call(Torch.full([1, 2], rank + 1.0)).sum.backward
+          net.named_parameters.transform_values { |each| each.grad.to_a.flatten }
+        end
+        2.times { run.call }
+        net.children[1].instance_variable_set(:@weight, Torch::NN::Parameter.new(Torch.ones(1, 2)))
+        found = [run.call]
+        net.add_module("1", Torch::NN::Linear.new(2, 1, bias: false)) # in the place of the other one
+        found << run.call
+        net.add_module("2", Torch::NN::Linear.new(1, 1, bias: false))
+        found << run.call
+        net.children[0].instance_variable_set(:@note, rank) # which is no parameter
+        [found << run.call, model.get_ddp_logging_data[:iteration]]
+      end
+      two = {"0.weight" => [1.5] * 4, "1.weight" => [3.0] * 2}
+      three = two.merge("2.weight" => [6.0])
+      results.each { |found, rounds| assert_equal [[two, two, three, three], 6], [found, rounds] }
+    end
   end
 
   def test_copies_are_refused_and_those_of_the_module_are_not

@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require_relative "test_helper"
+require_relative "random_training_cases"
 
 # Random models and random sequences of what training does with them: each rank compares its copy after each action with
 # what one process computes that has the data of all. A case is plain data, so it can be shown, run again and shortened.
@@ -50,118 +51,6 @@ module RandomTraining
     end
   end
 
-  # What is run; made of a seed alone.
-  Case = Struct.new(:seed, :size, :kinds, :frozen, :options, :hook, :actions) do
-    def to_s
-      actions.map(&:inspect).join("\n  ").then do |list|
-        "seed #{seed}, #{size} ranks, blocks #{kinds.inspect}, frozen #{frozen.inspect}, #{options.inspect}, hook #{hook.inspect}:\n  #{list}"
-      end
-    end
-  end
-
-  class Generator
-    MODES = [{}, {}, {find_unused_parameters: true}, {find_unused_parameters: true, skip_all_reduce_unused_params: true}, {static_graph: true}].freeze
-    ACTIONS = {forward: 5, between: 2, backward: 6, step: 2, zero: 2, replace: 1, load: 1, evaluate: 1, evaluated_round: 1, fail: 1, freeze: 1, interrupted_round: 1}
-      .flat_map { |kind, weight| [kind] * weight }.freeze
-
-    def initialize(seed, size)
-      @seed = seed
-      @size = size
-      @random = Random.new(seed)
-    end
-
-    def case
-      @kinds = [:linear] + Array.new(@random.rand(1..4)) { pick(%i[linear linear norm shared single sparse]) }
-      @options = options
-      # The first block always trains, so that every loss depends on something.
-      frozen = chance(0.3) ? [1 + @random.rand(@kinds.size - 1)] : []
-      @path = path
-      @slots = 0
-      @hook = pick([nil, nil, nil, :allreduce, :ruby])
-      Case.new(@seed, @size, @kinds, frozen, @options, @hook, actions)
-    end
-
-    private
-
-    def pick(list)
-      list[@random.rand(list.size)]
-    end
-
-    def chance(share)
-      @random.rand < share
-    end
-
-    def options
-      chosen = pick(MODES).dup
-      chosen[:bucket_cap_mb] = pick([0.0001, 0.0002]) if chance(0.6)
-      chosen[:gradient_as_bucket_view] = false if chance(0.3)
-      chosen[:broadcast_buffers] = false if chance(0.2)
-      chosen[:delayed] = true if chance(0.2)
-      chosen
-    end
-
-    def find_unused?
-      @options[:find_unused_parameters]
-    end
-
-    # All blocks, some twice; with the options that allow it some are left out.
-    def path
-      blocks = (1...@kinds.size).to_a
-      blocks = blocks.select { chance(0.6) } if find_unused? || @options[:static_graph]
-      blocks += [pick(blocks)] if blocks.any? && chance(0.3)
-      [0, *blocks.shuffle(random: @random)]
-    end
-
-    # By rank.
-    def paths
-      find_unused? ? Array.new(@size) { path } : [@path] * @size
-    end
-
-    def actions
-      made = Array.new(@random.rand(6..16)) { action(pick(ACTIONS)) }
-      # Whatever went before, this is averaged.
-      made + [[:zero], [:forward, @slots + 1, round(true)], [:backward, [@slots + 1]]]
-    end
-
-    def seed
-      @random.rand(1 << 20)
-    end
-
-    def round(sync)
-      {sync: sync, paths: paths, seed: seed}
-    end
-
-    def forward(sync)
-      [:forward, @slots += 1, round(sync).merge(inner: chance(0.15))]
-    end
-
-    def interruptible?
-      !@options[:skip_all_reduce_unused_params] && !@kinds.include?(:sparse)
-    end
-
-    def action(kind)
-      case kind
-      when :forward then forward(true)
-      when :between then forward(false)
-      when :backward then [:backward, latest]
-      # An interrupt in the exchange of what is unused, or of sparse gradients, ends the model.
-      when :interrupted_round then interruptible? ? [kind, @random.rand(@size), [true, chance(0.5)].map { |sync| round(sync) }] : [:zero]
-      when :evaluated_round then [kind, round(true)]
-      when :load then [kind, seed]
-      when :fail then [kind, chance(0.5)]
-      when :freeze then [kind, @random.rand(1..20)]
-      else [kind]
-      end
-    end
-
-    # Most often the last output.
-    def latest
-      return [@slots] if chance(0.6)
-
-      [@slots, @slots - 1].sample(@random.rand(1..2), random: @random).sort
-    end
-  end
-
   # A case on one rank: the model that is tested, and copies of it with every rank's data, whose gradients are averaged here.
   class Trial
     include Worlds
@@ -169,7 +58,8 @@ module RandomTraining
     # Relative; also what is computed in doubles depends on the blocks of singles.
     EXACT = 1e-9
     SINGLE = 1e-4
-    private_constant :EXACT, :SINGLE
+    RATE = 0.05
+    private_constant :EXACT, :SINGLE, :RATE
 
     # @param side [ProcessGroup] of all ranks, for what is not the model's
     def initialize(trial, rank, side)
@@ -177,7 +67,11 @@ module RandomTraining
       @rank = rank
       @side = side
       @copies = Array.new(trial.size) { network(0) }
-      @model = DDP.new(network(rank), **wrapping)
+      net = network(rank)
+      kind, moment = trial.optimizer
+      @optimizer = optimizer(kind, net) if moment == :before
+      @model = DDP.new(net, **wrapping)
+      @optimizer = optimizer(kind, net) if moment == :after
       register(trial.hook)
       @outputs = {}
       @used = [] # since the last averages, by any rank
@@ -193,6 +87,7 @@ module RandomTraining
       said = nil
       @case.actions.each_with_index do |(kind, *arguments), index|
         send(kind, *arguments)
+        said ||= child_says unless kind == :fork
         said ||= compare&.then { |found| "after action #{index + 1}, #{kind}: #{found}" }
       rescue => e
         raise "#{said} in action #{index + 1}, #{kind}: #{e.class}: #{e.message}"
@@ -213,6 +108,15 @@ module RandomTraining
       return @case.options unless @case.options[:delayed]
 
       @case.options.except(:delayed).merge(delay_all_reduce_named_params: ["block0.bias"], param_to_hook_all_reduce: "block0.weight")
+    end
+
+    def optimizer(kind, net)
+      case kind
+      when :plain, :fused then Torch::Optim::SGD.new(parameters(net), lr: RATE, fused: kind == :fused) # torch-rb steps what is listed twice twice
+      when :zero, :zero_views
+        Distributed::Optim::ZeroRedundancyOptimizer.new(net.parameters, optimizer_class: Torch::Optim::SGD, lr: RATE,
+          parameters_as_bucket_view: kind == :zero_views)
+      end
     end
 
     def register(hook)
@@ -350,9 +254,18 @@ module RandomTraining
       each_model { |net| parameters(net).each(&block) }
     end
 
+    # An optimizer steps what has a gradient, frozen or not. One that is divided needs gradients that are the same on all ranks.
     def step
+      return if @case.optimizer&.first.to_s.start_with?("zero") && (@open || @used.any?)
+
       @outputs.clear
-      Torch.no_grad { each_parameter { |parameter| parameter.sub!(dense(parameter.grad) * 0.05) if parameter.grad && parameter.requires_grad } }
+      @optimizer&.step
+      nets = @optimizer ? @copies : [@model.module, *@copies]
+      Torch.no_grad do
+        nets.flat_map { |net| parameters(net) }.each do |parameter|
+          parameter.sub!(dense(parameter.grad) * RATE) if parameter.grad && (@optimizer || parameter.requires_grad)
+        end
+      end
     end
 
     def zero
@@ -405,6 +318,63 @@ module RandomTraining
       @outputs.clear
       index = 2 + number % (parameters(own).size - 2)
       each_model { |net| parameters(net)[index].then { |parameter| parameter.requires_grad!(!parameter.requires_grad) } }
+    end
+
+    # As a discriminator while its generator learns: all is frozen, and the input's gradient passes.
+    def frozen_round(how)
+      return if @open || @used.any?
+
+      @outputs.clear
+      trained = [@model.module, *@copies].flat_map { |net| parameters(net) }.select(&:requires_grad)
+      trained.each { |parameter| parameter.requires_grad!(false) }
+      copies_buffers if @buffers_due
+      @buffers_due = how[:sync]
+      inputs = [@rank, *ranks].map { |rank| input(rank, how[:seed]).requires_grad!(true) }
+      call = -> { @model.call(inputs[0], how[:paths][@rank]) }
+      outputs = [how[:sync] ? call.call : @model.no_sync(&call)] +
+        ranks.map { |rank| @copies[rank].call(inputs[rank + 1], how[:paths][rank]) }
+      outputs.each { |output| output.pow(2).sum.backward }
+      differs(inputs[0].grad, inputs[@rank + 1].grad)&.then { |text| raise "a frozen model's input: #{text}" }
+    ensure
+      trained&.each { |parameter| parameter.requires_grad!(true) }
+    end
+
+    # A child that looks at all tensors after the next action, then writes to them.
+    def fork
+      return if @pid
+
+      go, @go = IO.pipe
+      @child, answer = IO.pipe
+      @as_forked = state
+      pid = Process.fork do
+        [@go, @child].each(&:close)
+        go.read
+        answer.write(Marshal.dump(state))
+        tensors.each { |tensor| Torch.no_grad { tensor.fill!(77) } }
+        answer.close
+        exit!(0)
+      end
+      [go, answer].each(&:close)
+      @pid = pid
+    end
+
+    def child_says
+      return unless @pid
+
+      @go.close
+      seen = Marshal.load(@child.read)
+      Process.wait(@pid)
+      @child.close
+      @pid = nil
+      "a child forked before action saw #{seen}, expected #{@as_forked}" unless seen == @as_forked
+    end
+
+    def tensors
+      parameters(@model.module).flat_map { |parameter| [parameter, parameter.grad].compact }.select { |tensor| tensor.layout == :strided }.map(&:detach)
+    end
+
+    def state
+      tensors.map(&:to_a)
     end
 
     def dense(tensor)
@@ -493,12 +463,8 @@ module RandomTraining
       fewer = (failing.options.keys - %i[find_unused_parameters static_graph]).map { |key| failing.options.except(key) }
       shorter.map { |list| failing.dup.tap { |made| made.actions = list } } +
         fewer.map { |options| failing.dup.tap { |made| made.options = options } } +
-        (failing.hook ? [failing.dup.tap { |made| made.hook = nil }] : [])
+        (failing.hook ? [failing.dup.tap { |made| made.hook = nil }] : []) +
+        (failing.optimizer ? [failing.dup.tap { |made| made.optimizer = nil }] : [])
     end
-  end
-
-  # @return [Array<Case>]
-  def self.cases(seed, count, size)
-    Array.new(count) { |index| Generator.new(seed + index, size).case }
   end
 end

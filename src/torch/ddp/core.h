@@ -140,6 +140,7 @@ class Core : public std::enable_shared_from_this<Core>
     void end_of_backward();
     bool hook_after_backward() const;
     void conclude_backward();
+    void finalize_shadow();
     tddp_status finalize_blocking();
     bool finish_iteration();
     tddp_status finish_on_host(tddp_status (*begin)(tddp_reducer *, const tddp_wait *));

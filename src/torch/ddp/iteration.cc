@@ -5,6 +5,7 @@
 // finish.
 #include <algorithm>
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
 
 #include <tddp/trace.h>
@@ -103,6 +104,9 @@ void Core::prepare(bool sync, const tddp_wait *wait)
     suspend();
     finish_due(sync, wait);
     phase_.store(PREPARED);
+    if (params_.empty()) {
+        return; // all are frozen: there is nothing to average
+    }
     if (!sync) {
         if (tddp_reducer_failure(reducer_) != TDDP_OK) {
             disarm(); // backward has raised already, and training continues locally
@@ -262,13 +266,27 @@ bool Core::finish_iteration()
     return finished();
 }
 
+// The averages are this rank's gradients too: an optimizer that is divided among the ranks steps
+// with them.
+void Core::finalize_shadow()
+{
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < params_.size(); i++) {
+        finalize_gradient(i);
+    }
+}
+
 void Core::shadow(const tddp_wait *wait)
 {
     arm(false);
     disarm();
+    if (params_.empty()) {
+        return;
+    }
     const HookScope scope(this);
     check(hook_on_caller_ ? finish_on_host(tddp_reducer_shadow)
                           : tddp_reducer_shadow(reducer_, wait));
+    finalize_shadow();
     if (sparse_.empty()) {
         return;
     }

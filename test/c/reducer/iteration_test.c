@@ -247,10 +247,23 @@ TEST(integer_parameters_are_refused)
     params[1].device_type = TDDP_CUDA;
     CHECK_STATUS(tddp_reducer_create(group, params, 2, NULL, NULL, &reducer), TDDP_UNSUPPORTED);
     CHECK_CONTAINS(tddp_error_message(), "\"b\" (number 1) is on cuda");
-    CHECK_STATUS(tddp_reducer_create(group, params, 0, NULL, NULL, &reducer),
-                 TDDP_INVALID_ARGUMENT);
+    CHECK_STATUS(tddp_reducer_create(group, NULL, 2, NULL, NULL, &reducer), TDDP_INVALID_ARGUMENT);
     CHECK_STATUS(tddp_reducer_create(NULL, params, 1, NULL, NULL, &reducer), TDDP_INVALID_ARGUMENT);
     CHECK(reducer == NULL);
+    leave(group);
+}
+
+/* As while all are frozen. */
+TEST(without_parameters_nothing_is_done)
+{
+    tddp_group *group = join("fake", rank, world_size, port);
+    tddp_reducer *reducer;
+    CHECK_OK(tddp_reducer_create(group, NULL, 0, NULL, NULL, &reducer));
+    CHECK_INT(tddp_reducer_bucket_count(reducer), 0);
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(tddp_reducer_prepare(reducer));
+    }
+    tddp_reducer_free(reducer);
     leave(group);
 }
 

@@ -13,6 +13,7 @@ end
 
 require_relative "zero_redundancy_optimizer/arguments"
 require_relative "zero_redundancy_optimizer/consolidation"
+require_relative "zero_redundancy_optimizer/joining"
 require_relative "zero_redundancy_optimizer/partition"
 
 module Torch
@@ -33,9 +34,16 @@ module Torch
       # Gradients must be the same on all ranks, as they are after DistributedDataParallel's backward; a rank uses its own range
       # of them. Nothing is updated before backward has ended, since it may use a parameter whose gradient is ready. Learning
       # rate schedulers and programs read and write {#param_groups} as with any optimizer.
+      #
+      # Where ranks have different numbers of inputs it joins with its model, which comes first:
+      #
+      #   Torch::Distributed::Algorithms::Join.run([model, optimizer]) do
+      #     inputs.each { |input| train(model, optimizer, input) } # one step for each forward
+      #   end
       class ZeroRedundancyOptimizer < Torch::Optim::Optimizer
         include OptimizerState
         include Consolidation
+        include Joining
 
         ZERO_GRAD = Fused.instance_method(:_zero_grad)
         private_constant :ZERO_GRAD
@@ -84,16 +92,9 @@ module Torch
         def step(closure = nil, &block)
           raise ArgumentError, "step: expected a closure or a block, got both" if closure && block
 
+          Algorithms::Join.notify_join_context(self)
           loss = (closure || block)&.call
-          check_gradients
-          write_options
-          active = @partitions.flatten.select(&:active?)
-          Torch.no_grad do
-            update(active)
-            active.each(&:gather)
-          end
-          @optim.param_groups.zip(@param_groups) { |own, group| group.merge!(own.except(:params)) }
-          forget_consolidated
+          take_step
           loss
         end
 
@@ -208,6 +209,22 @@ module Torch
 
             own.replace(group.merge(params: own[:params]))
           end
+        end
+
+        # @param joined [Boolean] whether this rank has no inputs left and follows the others
+        def take_step(joined: false)
+          check_gradients
+          agree_joined(joined) if joining?
+          write_options
+          active = @partitions.flatten.select(&:active?)
+          Torch.no_grad do
+            update(active)
+            active.each(&:gather)
+          end
+          # It was written through tensors of which autograd knows nothing.
+          Distributed._written(active.flat_map(&:params))
+          @optim.param_groups.zip(@param_groups) { |own, group| group.merge!(own.except(:params)) }
+          forget_consolidated
         end
 
         def update(partitions)

@@ -18,6 +18,7 @@ require_relative "distributed_data_parallel/hooking"
 require_relative "distributed_data_parallel/joining"
 require_relative "distributed_data_parallel/logging"
 require_relative "distributed_data_parallel/parameters"
+require_relative "distributed_data_parallel/places"
 require_relative "distributed_data_parallel/report"
 
 module Torch
@@ -131,7 +132,7 @@ module Torch
           @arguments = Arguments.new(mod, options)
           @process_group = @arguments.process_group
           @device = @arguments.device
-          Parameters.new(mod)
+          Parameters.new(mod).check_trained(mod)
           @module = @device ? mod.to(@device) : mod
           @casts = @arguments.mixed_precision && Casts.new(@module, @arguments.mixed_precision)
           @sync_gradients = true
@@ -314,8 +315,7 @@ module Torch
           return unless Torch.grad_enabled?
 
           Torch::Distributed::StepMemory.instance.step
-          # There is no core if the ranks differed when parameters were to be hooked again.
-          tie(false) if @core.nil? || @core.stale?
+          tie(false) if stale?
           @logging.sample(@core) if @sync_gradients
           # First, since it names the parameters that the last backward left out; with the buffers first, ranks that
           # differ there would only see a mismatch of operations.
@@ -329,6 +329,16 @@ module Torch
           @training && Torch.grad_enabled? && will_sync_module_buffers?
         end
 
+        # Whether parameters were frozen, thawed, moved, converted or replaced. There is no core if the ranks differed when
+        # parameters were to be hooked again.
+        def stale?
+          return true if @core.nil? || @core.stale?
+          return false if @places.same?
+
+          @places = Places.new(@module)
+          !@parameters_of_model.same?(Parameters.new(@module))
+        end
+
         # Registers hooks on the parameters that train, and broadcasts rank 0's values.
         def tie(init_sync)
           found = Parameters.new(@module)
@@ -337,6 +347,7 @@ module Torch
           @comm_hook ||= compressing_hook(found)
           install_hook(@comm_hook, found.trained) if @comm_hook
           @parameters_of_model = found
+          @places = Places.new(@module)
           DistributedDataParallel.train(found.trained, self)
           broadcast_all(found.frozen, 0) if init_sync
         end
@@ -346,7 +357,7 @@ module Torch
           return unless @core
 
           if @core.round_open?
-            Torch::Distributed._warn "rank #{@process_group.rank}: parameters were frozen, thawed, moved or converted between a forward and its backward, whose " \
+            Torch::Distributed._warn "rank #{@process_group.rank}: parameters were frozen, thawed, moved, converted or replaced between a forward and its backward, whose " \
               "gradients now stay on this rank: do it after backward"
           end
           @rounds += @core.rounds

@@ -81,7 +81,7 @@ module Torch
           end
 
           def agree(plan)
-            stale = @core.nil? || @core.stale?
+            stale = stale?
             exchanged = Torch.tensor([plan.root, plan.prepare ? 1 : 0, plan.sync ? 1 : 0, stale ? @process_group.rank : -1, stale ? 0 : 1], dtype: :int64)
             exchanged = exchanged.to(@device) if @device
             root, prepare, sync, stale, fresh = Torch::Distributed.all_reduce(exchanged, op: :max, group: @process_group).to_a

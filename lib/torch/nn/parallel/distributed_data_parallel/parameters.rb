@@ -60,7 +60,17 @@ module Torch
             @frozen = frozen.map { |_, parameter| parameter }
             @sparse = Parameters.sparse(mod).to_h { |parameter| [parameter.object_id, true] }
             @buffers = Parameters.named_buffers(mod).reject { |name, _| ignored[name] }.values.uniq(&:object_id)
-            check(mod, ignored)
+            check_whole(mod)
+          end
+
+          # A model is wrapped to train. Later on all may be frozen, as a discriminator's are while its generator learns.
+          #
+          # @raise [ArgumentError] if none trains
+          def check_trained(mod)
+            return unless @trained.empty?
+
+            raise ArgumentError, "no parameter of the #{mod.class} requires a gradient#{" and is not to be ignored" unless Parameters.ignored(mod).empty?}: " \
+              "there is nothing to average, and DistributedDataParallel is not needed"
           end
 
           # @param delayed [Array<Torch::NN::Parameter>]
@@ -69,6 +79,14 @@ module Torch
             delayed = delayed.to_h { |parameter| [parameter.object_id, true] }
             @trained.map do |parameter|
               (@sparse[parameter.object_id] ? SPARSE : 0) | (delayed[parameter.object_id] ? DELAYED : 0)
+            end
+          end
+
+          # @param other [Parameters] of the same model, at another time
+          # @return [Boolean] whether these are the same objects
+          def same?(other)
+            [[@trained, other.trained], [@frozen, other.frozen]].all? do |mine, theirs|
+              mine.size == theirs.size && mine.zip(theirs).all? { |one, two| one.equal?(two) }
             end
           end
 
@@ -88,15 +106,11 @@ module Torch
 
           private
 
-          def check(mod, ignored)
-            if (@trained + @frozen).any? { |parameter| parameter.respond_to?(:to_local) }
-              raise ArgumentError, "the #{mod.class} is sharded by FSDP, whose gradients are averages over all ranks already: expected one or the other; " \
-                "a mesh of two dimensions replicates what it shards"
-            end
-            return unless @trained.empty?
+          def check_whole(mod)
+            return unless (@trained + @frozen).any? { |parameter| parameter.respond_to?(:to_local) }
 
-            raise ArgumentError, "no parameter of the #{mod.class} requires a gradient#{" and is not to be ignored" unless ignored.empty?}: " \
-              "there is nothing to average, and DistributedDataParallel is not needed"
+            raise ArgumentError, "the #{mod.class} is sharded by FSDP, whose gradients are averages over all ranks already: expected one or the other; " \
+              "a mesh of two dimensions replicates what it shards"
           end
         end
         private_constant :Parameters
