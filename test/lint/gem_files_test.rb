@@ -12,6 +12,15 @@ class GemFilesTest < Minitest::Test
     skip e.message
   end
 
+  # The gem is built where it is installed. In a bundle that names a built checkout by its path nothing is missing.
+  def test_the_extension_is_built_by_those_who_install_the_gem
+    assert_equal ["ext/torch_ddp/extconf.rb"], Setup::GemFiles.specification.extensions
+    loaded = Gem.loaded_specs["torch-ddp"] or skip "there is no bundle here"
+    skip "the extension is not built" unless File.exist?(File.join(loaded.full_gem_path, "lib/torch_ddp/ext.so"))
+    assert_empty loaded.extensions
+    refute loaded.missing_extensions?
+  end
+
   def test_what_users_get
     spec = Setup::GemFiles.specification
     assert_empty %w[lib/torch/distributed.rb src/base/base.h ext/torch_ddp/extconf.rb CMakeLists.txt README.md LICENSE.txt] - spec.files
