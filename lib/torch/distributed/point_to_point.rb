@@ -81,7 +81,7 @@ module Torch
         into("tensor", tensor) { |memory| members._recv(memory, peer, check_tag(tag), true) }._among(members.ranks)._writes(tensor)
       end
 
-      # Begins several messages. All are checked before the first is sent.
+      # Begins several messages: all of them, or with an error none.
       #
       # Over NCCL they are one launch, in which none waits for another: ranks that send to each other begin such messages
       # together. Single ones between two ranks are carried out in the order in which each rank begins them, both directions
