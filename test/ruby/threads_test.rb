@@ -203,18 +203,23 @@ class ThreadsTest < Minitest::Test
     [{"TDDP_SHM" => "0"}, {"TDDP_SHM" => "1"}].each do |env|
       called = Event.new
       said, = with_env(env) do
-        world(2) do |rank|
+        Distributed.fork_world(2) do |rank, port|
+          Distributed.init_process_group(BACKEND, init_method: "tcp://127.0.0.1:#{port}", rank: rank, world_size: 2, timeout: LIMIT / 2)
           Distributed.barrier
-          next called.wait if rank == 1
-
           group = Distributed.default_process_group
-          destroying = Thread.new { Distributed.destroy_process_group }
-          await("the group's end to begin") { group.closed? }
-          refused = OPERATIONS.transform_values { |call| failure { call.call(group) }&.first }
-          [refused, Distributed.empty_shared(4, group: group).sum.item]
+          if rank == 0
+            destroying = Thread.new { Distributed.destroy_process_group }
+            await("the group's end to begin") { group.closed? }
+            refused = OPERATIONS.transform_values { |call| failure { call.call(group) }&.first }
+            sum = Distributed.empty_shared(4, group: group).sum.item
+            called.set
+            destroying.join
+            [refused, sum]
+          else
+            called.wait
+          end
         ensure
-          called.set if rank == 0
-          destroying&.join
+          Distributed.destroy_process_group
         end
       end
       assert_equal [OPERATIONS.transform_values { "Torch::Distributed::GroupError" }, 0.0], said
