@@ -28,6 +28,20 @@ static VALUE backward(VALUE self, VALUE tensors, VALUE grads)
     return Qnil;
 }
 
+/* _failure(text): the exception for what ended libtorch's backward with this text, or nil if that
+ * is none of this library's, or what Ruby code raised within backward, which is its cause. */
+static VALUE failure(VALUE self, VALUE text)
+{
+    (void)self;
+    const char *message = StringValueCStr(text);
+    tddp_status status = tddp_failure_status(message);
+    if (status == TDDP_OK || status == TDDP_INTERNAL)
+        return Qnil;
+    VALUE error = tddp_rb_error(tddp_fail(status, "%s", message));
+    RB_GC_GUARD(text);
+    return error;
+}
+
 /* _same_tensors(tensors): other objects with the same tensors, graph included. */
 static VALUE same_tensors(VALUE self, VALUE tensors)
 {
@@ -54,6 +68,7 @@ void tddp_rb_init_backward(void)
 {
     VALUE private_methods = rb_singleton_class(tddp_rb_distributed);
     rb_define_private_method(private_methods, "_backward", backward, 2);
+    rb_define_private_method(private_methods, "_failure", failure, 1);
     rb_define_private_method(private_methods, "_same_tensors", same_tensors, 1);
     rb_define_private_method(private_methods, "_release_tensors", release_tensors, 1);
 }

@@ -237,6 +237,15 @@ static VALUE span(VALUE self, VALUE tensor)
                         ULL2NUM(buffer.count * tddp_dtype_size(buffer.dtype)));
 }
 
+/* Whether an object consists of a C library's data, into which Ruby can't look. */
+static VALUE is_native(VALUE self, VALUE object)
+{
+    (void)self;
+    const bool native =
+        !RB_SPECIAL_CONST_P(object) && (RB_TYPE_P(object, T_DATA) || RB_TYPE_P(object, T_FILE));
+    return native ? Qtrue : Qfalse;
+}
+
 void tddp_rb_init_operands(void)
 {
     VALUE self = rb_singleton_class(tddp_rb_distributed);
@@ -244,6 +253,7 @@ void tddp_rb_init_operands(void)
     rb_define_private_method(self, "_memory_form", memory_form, 1);
     rb_define_private_method(self, "_check_memory", check_memory, 2);
     rb_define_method(self, "_span", span, 1);
+    rb_define_method(self, "_native?", is_native, 1);
     rb_define_private_method(self, "_bytes", bytes_of, 1);
     rb_define_private_method(self, "_set_bytes", set_bytes, 2);
     rb_define_method(self, "_written", written, 1);

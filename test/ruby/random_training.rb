@@ -221,7 +221,7 @@ module RandomTraining
       sleep LIMIT
     rescue Interruption
       nil
-    rescue RuntimeError # of backward; what was raised comes later then
+    rescue Torch::Distributed::CanceledError # of backward; what was raised comes later then
       begin
         sleep LIMIT
       rescue Interruption

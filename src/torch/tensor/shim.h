@@ -16,10 +16,14 @@
 namespace tddp_torch
 {
 
+// Keeps a failure's status, by its text: see tddp_failure_status().
+void remember_failure(tddp_status status, const char *text) noexcept;
+
 // A status as an exception. If it ends backward, autograd shows its text.
 struct Failure : std::runtime_error {
     explicit Failure(tddp_status failed) : std::runtime_error(tddp_error_message()), status(failed)
     {
+        remember_failure(status, what());
     }
     tddp_status status;
 };
