@@ -123,7 +123,7 @@ class DistributedDataParallelTest < Minitest::Test
       raise "load" unless numbers(other) == numbers(model)
       raise "eval" unless model.eval.equal?(model) && !net.training && !model.training
       raise "train" unless model.train.equal?(model) && net.training
-      raise "inspect" unless model.inspect.include?("(module): Odd(")
+      raise "inspect" unless model.inspect.match?(/\A#<Torch::NN::Parallel::DistributedDataParallel of a \S*Odd>\z/)
 
       Torch.no_grad { model.call(Torch.ones(1, 7)) }
       model.double
@@ -252,7 +252,7 @@ class DistributedDataParallelTest < Minitest::Test
     ensure
       Process.wait(dying)
     end.first
-    assert_match(/RuntimeError|PeerLostError|GroupError/, name)
+    assert_match(/PeerLostError|GroupError/, name)
     assert_match(/lost rank 1 \(.*\): its process has ended/, text)
   end
 
@@ -318,7 +318,7 @@ class DistributedDataParallelTest < Minitest::Test
       if rank.zero?
         loss = model.call(Torch.ones(1, 1000)).sum
         when_waiting { |waiting| waiting.raise(IOError) }
-        error = assert_raises(RuntimeError, IOError) { loss.backward }
+        error = assert_raises(Distributed::CanceledError, IOError) { loss.backward }
         assert_raises(IOError) { sleep LIMIT } unless error.is_a?(IOError) # which comes later then
       else
         gone_on.wait

@@ -20,6 +20,29 @@ module RandomSharding
     end
   end
 
+  # Its tensor leaves it in an object of one class or another.
+  class Carrier < Torch::NN::Module
+    Output = Struct.new(:tensor, :text)
+
+    # As models of other gems return them.
+    class Plain
+      def initialize(tensor)
+        @data = {hidden: tensor, self: self}
+      end
+    end
+
+    KINDS = [->(x) { [x, nil] }, ->(x) { {"a" => {b: x}} }, ->(x) { Output.new(x, "text") }, ->(x) { Plain.new(x) }, ->(x) { [Plain.new([x])] }, ->(x) { Set[x] }].freeze
+
+    def initialize(layer)
+      super()
+      @layer = layer
+    end
+
+    def forward(x, choice)
+      KINDS[choice % KINDS.size].call(@layer.call(x))
+    end
+  end
+
   # A part of the loss leaves it beside its output.
   class Gate < Torch::NN::Module
     attr_reader :aux
@@ -58,8 +81,9 @@ module RandomSharding
       raise ArgumentError, "a bad batch" if way.nil?
 
       way.reduce(x) do |hidden, step|
-        inputs = (@kinds[step.block] == :choice) ? [hidden, step.choice] : [hidden]
-        step.again ? Torch::Utils::Checkpoint.checkpoint(@blocks[step.block], *inputs) : @blocks[step.block].call(*inputs)
+        inputs = %i[choice carrier].include?(@kinds[step.block]) ? [hidden, step.choice] : [hidden]
+        output = step.again ? Torch::Utils::Checkpoint.checkpoint(@blocks[step.block], *inputs) : @blocks[step.block].call(*inputs)
+        Torch::Distributed::Nested.tensors(output).first
       end
     end
 
@@ -78,6 +102,7 @@ module RandomSharding
       when :norm then Torch::NN::Sequential.new(Torch::NN::LayerNorm.new([WIDTH]), Torch::NN::Tanh.new)
       when :nested then Torch::NN::Sequential.new(block(:linear), block(:tall), block(:norm))
       when :choice then Choice.new([block(:linear), block(:tall), block(:linear)])
+      when :carrier then Carrier.new(block(:linear))
       when :early then Gate.new(block(:linear), block(:linear), false)
       when :late then Gate.new(block(:linear), block(:linear), true)
       end
@@ -98,7 +123,7 @@ module RandomSharding
       used = (others.select { random.rand < 0.7 } + others.sample(1, random: random)).shuffle(random: random)
       path = [0, *used].map { |block| [block, random.rand < 0.2] }
       Array.new(size) do
-        path.map { |block, again| Step.new(block, random.rand(3), again, !again && %i[early late].include?(kinds[block]) && random.rand < 0.6) }
+        path.map { |block, again| Step.new(block, random.rand((kinds[block] == :carrier) ? Carrier::KINDS.size : 3), again, !again && %i[early late].include?(kinds[block]) && random.rand < 0.6) }
       end
     end
 
@@ -119,7 +144,7 @@ module RandomSharding
     def generate(seed, size)
       random = Random.new(seed)
       pick = ->(list) { list[random.rand(list.size)] }
-      kinds = [:linear] + Array.new(random.rand(1..4)) { pick.call(%i[linear tall norm nested shared choice choice early late]) }
+      kinds = [:linear] + Array.new(random.rand(1..4)) { pick.call(%i[linear tall norm nested shared choice choice early late carrier carrier]) }
       indices = kinds.each_index.to_a
       units = indices.select { random.rand < 0.7 }
       inner = indices.select { |index| kinds[index] == :nested && random.rand < 0.5 }

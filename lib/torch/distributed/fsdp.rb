@@ -2,11 +2,13 @@
 
 require_relative "../distributed"
 require_relative "module_hooks"
+require_relative "../nn/parallel/wrapper"
 require_relative "fsdp/building"
 require_relative "fsdp/policies"
 require_relative "fsdp/parameters"
 require_relative "fsdp/sharded_parameter"
 require_relative "fsdp/state"
+require_relative "fsdp/forward_methods"
 require_relative "fsdp/unit"
 require_relative "fsdp/fsdp_module"
 require_relative "fsdp/state_dict"

@@ -54,6 +54,7 @@ module Torch
         "#<#{self.class.name} #{name.inspect} #{backend} rank #{rank} of #{size}, global ranks [#{shown}]" \
           "#{", #{description.inspect}" if description}>"
       end
+      alias_method :to_s, :inspect
 
       # @api private
       # @param ranks [Array<Integer>] global ranks

@@ -86,7 +86,7 @@ module Torch
         end
 
         def tie(segment, result)
-          outputs = segment.outputs(Torch::Distributed::Nested.tensors(result))
+          outputs = segment.outputs(Torch::Distributed::Nested.outputs(result, "a checkpointed segment"))
           Torch::Distributed::Nested.map(result) { outputs.shift }
         end
       end

@@ -23,6 +23,8 @@ module Torch
       #   model = FSDP::FullyShardedDataParallel.new(net, auto_wrap_policy: policy)
       #   optimizer = Torch::Optim::AdamW.new(model.parameters, lr: 1e-3)
       class FullyShardedDataParallel < Torch::NN::Module
+        include Torch::NN::Parallel::Wrapper
+
         # @return [Torch::NN::Module] the model that was given
         attr_reader :module
 

@@ -48,6 +48,11 @@ module Torch
           @list.empty?
         end
 
+        # @return [Hash{Torch::NN::Module => Array<Torch::NN::Parameter>}] which of them modules have themselves
+        def by_module
+          @places.group_by { |place| place.mod.object_id }.values.to_h { |places| [places.first.mod, places.map(&:parameter)] }
+        end
+
         # @raise [ArgumentError] naming a parameter in whose place there is another now
         def check_places
           place = @places.find(&:taken?) or return

@@ -58,6 +58,7 @@ module Torch
 
         def initialize(state, modules, parameters, groups, name:, reshard:, precision:, offload:)
           @state = state
+          @modules = modules
           @parameters = parameters
           @group = groups.first
           @precision = precision
@@ -70,6 +71,7 @@ module Torch
             Unit.own(parameter, self)
             ShardedParameter.adopt(parameter, shape)
           end
+          parameters.by_module.each { |mod, own| ForwardMethods.guard(mod, own) }
           modules.each do |mod|
             mod.instance_variable_set(UNIT, self)
             ModuleHooks.around(mod, "fully_shard") { |inputs, kwargs, forward| run(inputs, kwargs, forward) }
@@ -174,6 +176,18 @@ module Torch
           numbers.each { |number| @state.model.recompute(number) }
         end
 
+        # Around a forward of the modules.
+        #
+        # @param forward [#call] is called with (inputs, kwargs)
+        # @return [Object] what it returns
+        def run(inputs, kwargs, forward)
+          @state.running(self) do
+            inputs, kwargs = cast([inputs, kwargs], @precision.param_dtype) if @precision.cast_forward_inputs?
+            @parameters.check_places
+            surrounding { within(numbers, inputs, kwargs, forward) }
+          end
+        end
+
         private
 
         def add(name, groups)
@@ -184,14 +198,6 @@ module Torch
         # Those that are gathered for this one's forward.
         def numbers
           @numbers ||= [*@parameters.lenders.map(&:number), @number].compact
-        end
-
-        def run(inputs, kwargs, forward)
-          @state.running(self) do
-            inputs, kwargs = cast([inputs, kwargs], @precision.param_dtype) if @precision.cast_forward_inputs?
-            @parameters.check_places
-            surrounding { within(numbers, inputs, kwargs, forward) }
-          end
         end
 
         # For segments of the block that are computed again in backward.
@@ -213,7 +219,7 @@ module Torch
           begin
             @state.model.enter(number)
             output = within(rest, inputs, kwargs, forward)
-            outputs = Nested.tensors(output)
+            outputs = Nested.outputs(output, "fully_shard of a #{@modules.map(&:class).join(", ")}")
             output
           ensure
             @state.model.leave(number, outputs)

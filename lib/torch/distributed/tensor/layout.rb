@@ -94,12 +94,25 @@ module Torch
 
         # @return [Boolean] whether it divides the same shape in the same way over the same group
         def ==(other)
-          other.is_a?(Layout) && [other.group, other.shape, other.dim, other.blocks] == [group, shape, dim, blocks]
+          other.is_a?(Layout) && other.identity == identity
+        end
+        alias_method :eql?, :==
+
+        # @return [Integer] equal for layouts that are equal
+        def hash
+          identity.hash
         end
 
         # @return [String]
         def inspect
           divided? ? "shard(#{@dim})#{" of #{@blocks} blocks" if @blocks > 1} of #{@shape} over #{@group.size}" : "replicate of #{@shape}"
+        end
+        alias_method :to_s, :inspect
+
+        protected
+
+        def identity
+          [group, shape, dim, blocks]
         end
 
         private

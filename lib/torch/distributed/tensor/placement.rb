@@ -19,6 +19,12 @@ module Torch
         def ==(other)
           other.is_a?(Shard) && other.dim == dim
         end
+        alias_method :eql?, :==
+
+        # @return [Integer] equal for those that are equal
+        def hash
+          [Shard, dim].hash
+        end
 
         # @return [String]
         def inspect
@@ -45,6 +51,12 @@ module Torch
         # @return [Boolean]
         def ==(other)
           other.is_a?(Replicate) && other.gradient == gradient
+        end
+        alias_method :eql?, :==
+
+        # @return [Integer] equal for those that are equal
+        def hash
+          [Replicate, gradient].hash
         end
 
         # @return [String]

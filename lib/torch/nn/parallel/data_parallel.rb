@@ -4,6 +4,7 @@ require "torch/distributed"
 
 require_relative "data_parallel/replicas"
 require_relative "data_parallel/scatter_gather"
+require_relative "wrapper"
 
 module Torch
   module NN
@@ -27,6 +28,8 @@ module Torch
       # With one device, or without any GPU, the module is called as it is. Several processes with
       # {DistributedDataParallel} are faster: there is one Ruby for each.
       class DataParallel < Module
+        include Wrapper
+
         # Of names of the state.
         PREFIX = "module."
         private_constant :PREFIX

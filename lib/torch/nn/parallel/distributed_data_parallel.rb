@@ -20,6 +20,7 @@ require_relative "distributed_data_parallel/logging"
 require_relative "distributed_data_parallel/parameters"
 require_relative "distributed_data_parallel/places"
 require_relative "distributed_data_parallel/report"
+require_relative "wrapper"
 
 module Torch
   module NN
@@ -37,6 +38,7 @@ module Torch
       class DistributedDataParallel < Module
         include Torch::Distributed::Algorithms::Joinable
         include Joining
+        include Wrapper
         include Hooking
         include Report
 
@@ -384,13 +386,13 @@ module Torch
         end
 
         def moved(value, device)
-          Torch::Distributed::Nested.map(value) { |tensor| tensor.to(device) }
+          Torch::Distributed::Nested.to(value, device)
         end
 
         # Passes the core the outputs that backward will start from.
         def watched(output)
           nested = Torch::Distributed::Nested
-          tensors = nested.tensors(output)
+          tensors = nested.outputs(output, "DistributedDataParallel of a #{@module.class}")
           fresh = @core.outputs(tensors)
           known = tensors.zip(fresh).to_h { |tensor, other| [tensor.object_id, other] }
           nested.map(output) { |tensor| known.fetch(tensor.object_id) }

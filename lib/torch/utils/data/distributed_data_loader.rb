@@ -229,7 +229,7 @@ module Torch
         # Counted before the program has it: what it saves afterwards includes this batch.
         def hand_out(indices, batch, given)
           given.call(indices)
-          yield @device ? Torch::Distributed::Nested.map(batch) { |tensor| tensor.to(@device) } : batch
+          yield @device ? Torch::Distributed::Nested.to(batch, @device) : batch
         end
 
         def data_span(&block)

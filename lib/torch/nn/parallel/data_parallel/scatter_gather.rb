@@ -80,7 +80,7 @@ module Torch
           end
 
           def on(device, value)
-            Distributed::Nested.map(value) { |tensor| tensor.to(device) }
+            Distributed::Nested.to(value, device)
           end
 
           def alone(tensor, scalars)

@@ -1,0 +1,64 @@
+# frozen_string_literal: true
+
+module Torch
+  module Distributed
+    module FSDP
+      # Forward, however it is called: by `call`, around which units gather, by other methods that are registered for that, and by those that
+      # are not, where there is nothing to compute with.
+      module ForwardMethods
+        class << self
+          # @api private
+          # @param mod [Torch::NN::Module] that has sharded parameters
+          # @param parameters [Array<Torch::NN::Parameter>]
+          def guard(mod, parameters)
+            shown = parameters.max_by(&:dim)
+            mod.singleton_class.prepend(Module.new do
+              define_method(:forward) do |*inputs, **kwargs, &block|
+                ForwardMethods.refuse(self) unless LocalPiece.shape(shown) == shown.shape
+                super(*inputs, **kwargs, &block)
+              end
+            end)
+          end
+
+          # @api private
+          # @raise [Error]
+          def refuse(mod)
+            raise Error, "forward of this #{mod.class.name}: fully_shard has sharded its parameters, and they are not gathered now: call the model " \
+              "(`model.call`, not `model.forward`); a method of the model that runs its layers otherwise, such as `generate`, is registered " \
+              "by FSDP.register_fsdp_forward_method(model, :generate)"
+          end
+        end
+      end
+      private_constant :ForwardMethods
+
+      class << self
+        # Has a method of a unit gather the unit as `call` does, and free it again: one that calls `forward` itself, or layers of the
+        # unit. All processes call it, as often as the others.
+        #
+        #   FSDP.register_fsdp_forward_method(model, :generate)
+        #   model.generate(ids)
+        #
+        # @param mod [Torch::NN::Module] a unit; with any other module nothing is done, so that a program may run without sharding
+        # @param method_name [Symbol, String]
+        # @return [void]
+        # @raise [ArgumentError] if the module has no such method
+        def register_fsdp_forward_method(mod, method_name)
+          mod = mod.module if mod.is_a?(FullyShardedDataParallel)
+          raise TypeError, "mod: expected a Torch::NN::Module, got #{mod.inspect[0, 80]}" unless mod.is_a?(Torch::NN::Module)
+
+          name = method_name.to_sym
+          unless mod.class.method_defined?(name) || mod.singleton_class.method_defined?(name)
+            raise ArgumentError, "method_name: expected a method of this #{mod.class.name}, got #{method_name.inspect}"
+          end
+
+          unit = Unit.of(mod) or return
+          mod.singleton_class.prepend(Module.new do
+            define_method(name) do |*inputs, **kwargs, &block|
+              unit.run(inputs, kwargs, ->(args, options) { super(*args, **options, &block) })
+            end
+          end)
+        end
+      end
+    end
+  end
+end
