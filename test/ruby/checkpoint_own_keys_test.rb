@@ -36,7 +36,11 @@ class CheckpointOwnKeysTest < Minitest::Test
       next unless rank.nil? || owners.include?(rank)
 
       inner = value.is_a?(Array) && value.first.is_a?(Array) && value.first.size == 3
-      own[key] = inner ? part(value, rank && owners.include?(rank) ? rank : nil) : value
+      own[key] = if inner
+        part(value, (rank && owners.include?(rank)) ? rank : nil)
+      else
+        value
+      end
     end
   end
 
@@ -73,7 +77,7 @@ class CheckpointOwnKeysTest < Minitest::Test
             end
             into = emptied(own)
             Checkpoint.load(into, checkpoint_id: path)
-            plain(into) == plain(own) ? nil : "#{i}, sharded #{sharded.inspect}: #{plain(own)} came back as #{plain(into)}"
+            (plain(into) == plain(own)) ? nil : "#{i}, sharded #{sharded.inspect}: #{plain(own)} came back as #{plain(into)}"
           end
         end.compact
       end

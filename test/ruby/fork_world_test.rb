@@ -255,7 +255,7 @@ class ForkWorldTest < Minitest::Test
 
   # A fresh value in each run of the program, before its calls and between them, does not keep one from its call.
   def test_a_program_that_sets_its_environment
-    out, err, status = spawning(<<~'RUBY')
+    out, err, status = spawning(<<~RUBY)
       require "securerandom"
       results = [1, 2].flat_map do |size|
         ENV["RUN_ID"] = SecureRandom.hex

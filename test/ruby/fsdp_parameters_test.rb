@@ -24,7 +24,7 @@ class FsdpParametersTest < Minitest::Test
   (1..3).each do |size|
     define_method(:"test_groups_by_dimensions_train_as_one_process_on_#{size}_ranks") do
       found = world(size) do |rank|
-        FsdpTestStrategies.flat_map do |strategy|
+        STRATEGIES.flat_map do |strategy|
           OPTIMIZERS.flat_map do |_, make|
             [true, false].map do |before|
               model = tower
@@ -44,7 +44,7 @@ class FsdpParametersTest < Minitest::Test
     end
   end
 
-  FsdpTestStrategies = %i[full_shard shard_grad_op no_shard].freeze
+  STRATEGIES = %i[full_shard shard_grad_op no_shard].freeze
 
   def trained(plain, model, optimizers, rank, size)
     4.times do |step|
@@ -179,9 +179,9 @@ class FsdpParametersTest < Minitest::Test
       divided = make.call
       sharded = FSDP.fully_shard(make.call, mesh: mesh["dp"])
       [divided, sharded].flat_map do |net|
-        [net.parameters.map(&:shape), failure { Torch.save(net.state_dict, "/dev/null") }&.last, failure { net.load_state_dict(net.state_dict) }&.last,
+        [net.parameters.map(&:shape), failure { Torch.save(net.state_dict, File::NULL) }&.last, failure { net.load_state_dict(net.state_dict) }&.last,
           Torch::Distributed.full_state_dict(net).transform_values(&:shape).values]
-      end << FSDP.summon_full_params(sharded) { failure { Torch.save(sharded.state_dict, "/dev/null") }&.last }
+      end << FSDP.summon_full_params(sharded) { failure { Torch.save(sharded.state_dict, File::NULL) }&.last }
     end
     found.each do |values|
       last = values.pop

@@ -11,7 +11,7 @@ class FsdpPrefetchTest < Minitest::Test
   WIDTH = 16
   RANKS = 2
   # In full, with each parameter and shard a multiple of 16 elements.
-  BYTES = {0 => 544, 1 => 1056, 2 => 1600, 3 => 2112, own: 4384}.transform_values { |count| count * 4 }.freeze
+  BYTES = {0 => 544, 1 => 1056, 2 => 1600, 3 => 2112, :own => 4384}.transform_values { |count| count * 4 }.freeze
 
   # Says in the trace when it computes. Each has another size.
   class Block < Torch::NN::Module

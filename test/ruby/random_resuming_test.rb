@@ -3,7 +3,7 @@
 require_relative "test_helper"
 
 # Random programs: epochs in any form of loop over a sampler or a loader, other loops within and between them, a state after any batch or after an
-# epoch, and a program that goes on from it. What both were given together is what a program without an end between is given. More of them with
+# epoch, and a program that goes on from data. What both were given together is what a program without an end between is given. More of them with
 # TDDP_RANDOM_CASES, others with TDDP_RANDOM_SEED.
 class RandomResumingTest < Minitest::Test
   Data = Torch::Utils::Data
@@ -14,27 +14,27 @@ class RandomResumingTest < Minitest::Test
 
   # How a program goes through an epoch: each yields what it is given.
   WAYS = {
-    "each" => ->(it, &block) { it.each(&block) },
-    "each_with_index" => ->(it, &block) { it.each_with_index { |each, _| block.call(each) } },
-    "each.with_index" => ->(it, &block) { it.each.with_index { |each, _| block.call(each) } },
-    "map" => ->(it, &block) { it.map(&block) },
-    "lazy" => ->(it, &block) { it.lazy.map { |each| each }.each(&block) },
-    "zip" => ->(it, &block) { it.zip(1..) { |each, _| block.call(each) } },
-    "zip with itself" => ->(it, &block) { it.zip(it) { |each, _| block.call(each) } },
-    "next" => ->(it, &block) { it.each.then { |batches| loop { block.call(batches.next) } } }
+    "each" => ->(data, &block) { data.each(&block) },
+    "each_with_index" => ->(data, &block) { data.each_with_index { |each, _| block.call(each) } },
+    "each.with_index" => ->(data, &block) { data.each.with_index { |each, _| block.call(each) } },
+    "map" => ->(data, &block) { data.map(&block) },
+    "lazy" => ->(data, &block) { data.lazy.map { |each| each }.each(&block) },
+    "zip" => ->(data, &block) { data.zip(1..) { |each, _| block.call(each) } },
+    "zip with itself" => ->(data, &block) { data.zip(data) { |each, _| block.call(each) } },
+    "next" => ->(data, &block) { data.each.then { |batches| loop { block.call(batches.next) } } }
   }.freeze
 
   # Loops beside the one that trains.
   LOOKS = {
-    "first" => ->(it) { it.first },
-    "first(2)" => ->(it) { it.first(2) },
-    "to_a" => ->(it) { it.to_a },
-    "lazy.first" => ->(it) { it.lazy.select { true }.first(1) },
-    "an exception" => ->(it) { it.each { raise IndexError } rescue nil }, # standard:disable Style/RescueModifier
-    "a throw" => ->(it) { catch(:out) { it.each { throw :out } } },
-    "each within each" => ->(it) { it.each { it.each { break } && break } },
-    "an Enumerator that is left" => ->(it) { it.each.next },
-    "a thread" => ->(it) { Thread.new { it.first }.join }
+    "first" => ->(data) { data.first },
+    "first(2)" => ->(data) { data.first(2) },
+    "to_a" => ->(data) { data.to_a },
+    "lazy.first" => ->(data) { data.lazy.select { true }.first(1) },
+    "an exception" => ->(data) { data.each { raise IndexError } rescue nil }, # standard:disable Style/RescueModifier
+    "a throw" => ->(data) { catch(:out) { data.each { throw :out } } },
+    "each within each" => ->(data) { data.each { data.each { break } && break } },
+    "an Enumerator that is left" => ->(data) { data.each.next },
+    "a thread" => ->(data) { Thread.new { data.first }.join }
   }.freeze
 
   # What a case iterates over, made anew for each program.
@@ -70,23 +70,23 @@ class RandomResumingTest < Minitest::Test
 
   # @param stop [Array, nil] epoch, and how many batches of it: that many are given when the state is taken; -1: when the epoch is finished
   # @return [Array] what the program was given by epoch, and the state it took
-  def train(it, one, epochs, way, stop: nil)
+  def train(data, one, epochs, way, stop: nil)
     state = nil
     given = epochs.map do |epoch|
-      it.set_epoch(epoch) if one.names_epochs
+      data.set_epoch(epoch) if one.names_epochs
       had = []
       finished = catch(:stop) do
-        WAYS.fetch(way).call(it) do |batch|
+        WAYS.fetch(way).call(data) do |batch|
           had << batch
-          look(it, one) if one.look && had.size.odd?
+          look(data, one) if one.look && had.size.odd?
           if stop == [epoch, had.size]
-            state = it.state_dict
+            state = data.state_dict
             throw :stop
           end
         end
         true
       end
-      state = it.state_dict if finished && stop == [epoch, -1]
+      state = data.state_dict if finished && stop == [epoch, -1]
       return [[*given, had], state] if state
 
       had
@@ -95,17 +95,17 @@ class RandomResumingTest < Minitest::Test
   end
 
   # A program that goes through Enumerators has its own loop between theirs; so a look must end before it there.
-  def look(it, one)
+  def look(data, one)
     return if one.way == "next" && !["first", "lazy.first", "a throw", "an exception"].include?(one.look)
 
-    LOOKS.fetch(one.look).call(it)
+    LOOKS.fetch(one.look).call(data)
   end
 
   def check(one)
     whole = EPOCHS.times.map do |epoch|
-      it = one.make
-      it.set_epoch(epoch) if one.names_epochs
-      it.to_a
+      data = one.make
+      data.set_epoch(epoch) if one.names_epochs
+      data.to_a
     end
     epoch, batches = one.place(whole)
     batches = -1 if batches.zero? || batches > whole[epoch].size

@@ -269,7 +269,7 @@ class RunUnderTorchrunTest < LaunchCase
     only_ipv6 = ["unshare", "--net", "sh", "-c", 'ip link set lo up && ip -4 addr flush dev lo && exec "$@"', "sh"]
     skip "a network namespace needs root and ip" unless system(*only_ipv6, "true", out: File::NULL, err: File::NULL)
 
-    code = <<~'RUBY'
+    code = <<~RUBY
       D = Torch::Distributed
       sum = proc { [ENV["MASTER_ADDR"], D.all_reduce(Torch.ones(1)).item] }
       p D.run(2, device: "cpu", &sum), D.fork_world(2) { D.init_process_group("gloo") { sum.call } }

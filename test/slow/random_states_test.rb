@@ -5,6 +5,7 @@ require_relative "../ruby/random_states"
 # TDDP_RANDOM_SEED repeats a run, TDDP_RANDOM_CASES sets how many there are.
 class RandomStatesTest < Minitest::Test
   include RandomStates
+
   SEED = Integer(ENV.fetch("TDDP_RANDOM_SEED", "1000"))
   CASES = Integer(ENV.fetch("TDDP_RANDOM_CASES", "60"))
 

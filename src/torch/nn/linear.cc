@@ -135,12 +135,19 @@ at::Tensor map(const Division &of, tddp_map map, tddp_map gradient, const at::Te
 
 /* --- the node -------------------------------------------------------------------------------- */
 
+// The gradient of such a matrix is computed as its transpose: libtorch does so, and the bits of the
+// two products differ on some processors.
+bool is_column_major(const at::Tensor &input)
+{
+    return input.dim() == 2 && input.stride(0) == 1 && input.stride(1) == input.size(0);
+}
+
 class LinearNode final : public torch::autograd::Node
 {
   public:
     LinearNode(std::shared_ptr<const Division> of, const at::Tensor &input,
                const at::Tensor &gathered, const at::Tensor &weight, const at::Tensor &bias)
-        : of_(std::move(of))
+        : of_(std::move(of)), column_major_(is_column_major(input))
     {
         torch::autograd::edge_list edges;
         for (const at::Tensor &tensor : {input, weight, bias}) {
@@ -182,6 +189,7 @@ class LinearNode final : public torch::autograd::Node
     at::Tensor part_of(const at::Tensor &gathered) const;
 
     const std::shared_ptr<const Division> of_;
+    const bool column_major_; // the input
     SavedVariable input_; // in the column form with a sequence dimension: gathered, within the node
     SavedVariable weight_;
 };
@@ -245,7 +253,10 @@ variable_list LinearNode::without_graph(const at::Tensor &outer)
         const at::Tensor weight = weight_.unpack();
         std::vector<int64_t> sizes = gradient.sizes().vec();
         sizes.back() = weight.size(1);
-        at::Tensor result = rows_of(gradient).mm(weight).view(sizes);
+        const at::Tensor rows = rows_of(gradient);
+        const bool transposed = column_major_ && of.form != TDDP_LINEAR_COLUMN;
+        at::Tensor result =
+            (transposed ? weight.t().mm(rows.t()).t() : rows.mm(weight)).view(sizes);
         if (of.form == TDDP_LINEAR_COLUMN) {
             // Left to the group's thread or the device while the rest is computed. Two ranks on two
             // cores, where that thread has no core to itself, take as long if they wait first.

@@ -168,7 +168,7 @@ module Torch
 
         # A dict that is made of a list of keys and values.
         def pairs(list)
-          list.to_h { |key, value| Array === key ? raise(damaged("a key in it is a list")) : [key, value] }
+          list.to_h { |key, value| (Array === key) ? raise(damaged("a key in it is a list")) : [key, value] }
         end
 
         # ("storage", class, key, device, count)

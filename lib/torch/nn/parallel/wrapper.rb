@@ -13,6 +13,11 @@ module Torch
 
         private
 
+        # What the model has is asked of the model.
+        def respond_to_missing?(...)
+          super
+        end
+
         # @raise [NoMethodError] which says where the method is, if the model has it
         def method_missing(name, ...)
           inner = self.module

@@ -59,7 +59,7 @@ module Torch
 
         def selected(at, count)
           rows = @size - @rest.size
-          from = [[rows - at, 0].max, count].min
+          from = (rows - at).clamp(0, count)
           indices = from.zero? ? [] : Torch::Distributed.send(:_bytes, @column.narrow(0, at, from)).unpack("q*")
           (from == count) ? indices : indices.concat(@rest[[at - rows, 0].max, count - from])
         end
