@@ -59,29 +59,6 @@ class FsdpGradientsTest < Minitest::Test
     FSDP::FullyShardedDataParallel.new(net, sharding_strategy: strategy, auto_wrap_policy: policy)
   end
 
-  # The gradients of the rank's pieces, and what they should be by those of a model that one process has.
-  #
-  # @return [Hash{String => Array}] pairs; nil: there is none
-  def gradients(net, plain)
-    whole = plain.named_parameters
-    found = {}.compare_by_identity
-    FSDP.units_of(net).each do |unit|
-      unit.each_piece { |_, piece, _, start, _, count| found[piece] = [start, count] }
-    end
-    net.named_parameters.to_h do |name, piece|
-      start, count = found.fetch(piece)
-      expected = whole[name].grad&.flatten&.narrow(0, start, count)&.to_a
-      [name, [expected, piece.grad&.flatten&.to_a]]
-    end
-  end
-
-  def assert_gradients(found, message = nil)
-    found.each do |name, (expected, actual)|
-      assert_equal expected.nil?, actual.nil?, "#{name} #{message}: expected #{expected.inspect}, got #{actual.inspect}"
-      expected&.zip(actual) { |one, other| assert_in_delta one, other, 1e-12, "#{name} #{message}" }
-    end
-  end
-
   # --- a window of several backwards
 
   # A layer runs in the first alone; another one on one rank alone; the last one never.

@@ -95,4 +95,28 @@ module ShardedTraining
     end
     [worst, difference(plain, FSDP.full_state_dict(model.is_a?(FSDP::FullyShardedDataParallel) ? model.module : model))].max
   end
+
+  # The gradients of the rank's pieces, and what they should be by those of a model that one process has.
+  #
+  # @param units [Array] none: the parameters are whole
+  # @return [Hash{String => Array}] pairs; nil: there is none
+  def gradients(net, plain, units = FSDP.units_of(net))
+    whole = plain.named_parameters
+    found = {}.compare_by_identity
+    units.each do |unit|
+      unit.each_piece { |_, piece, _, start, _, count| found[piece] = [start, count] }
+    end
+    net.named_parameters.to_h do |name, piece|
+      start, count = found.fetch(piece) { [0, piece.numel] }
+      expected = whole[name].grad&.flatten&.narrow(0, start, count)&.to_a
+      [name, [expected, piece.grad&.flatten&.to_a]]
+    end
+  end
+
+  def assert_gradients(found, message = nil)
+    found.each do |name, (expected, actual)|
+      assert_equal expected.nil?, actual.nil?, "#{name} #{message}: expected #{expected.inspect}, got #{actual.inspect}"
+      expected&.zip(actual) { |one, other| assert_in_delta one, other, 1e-12, "#{name} #{message}" }
+    end
+  end
 end

@@ -6,7 +6,6 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
 #include <mutex>
 #include <sstream>
@@ -16,6 +15,7 @@
 
 #include "torch/autograd/end_of_backward.h"
 #include "torch/autograd/node.h"
+#include "torch/autograd/saved.h"
 #include "torch/checkpoint/checkpoint.h"
 #include "torch/tensor/shim.h"
 
@@ -25,7 +25,6 @@ namespace tddp_torch
 namespace
 {
 
-using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 at::Tensor rng_state()
@@ -129,7 +128,7 @@ class CheckpointNode final : public torch::autograd::Node
     tddp_checkpoint_ops ops_;
     void *state_;
     bool released_ = false;
-    std::vector<SavedVariable> inputs_;
+    std::vector<Saved> inputs_;
     std::vector<bool> required_;
     at::Tensor rng_;
     size_t output_count_ = 0;

@@ -5,12 +5,12 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
 #include <tddp/torch_function.h>
 
 #include "torch/autograd/end_of_backward.h"
 #include "torch/autograd/node.h"
+#include "torch/autograd/saved.h"
 #include "torch/tensor/shim.h"
 
 namespace tddp_torch
@@ -19,7 +19,6 @@ namespace tddp_torch
 namespace
 {
 
-using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 using TensorList = std::vector<at::Tensor>; // undefined: not a tensor
@@ -137,13 +136,13 @@ class FunctionNode final : public torch::autograd::Node
     bool released_ = false;
     std::vector<TensorForm> inputs_;
     std::vector<TensorForm> outputs_;
-    std::vector<SavedVariable> saved_;
+    std::vector<Saved> saved_;
 };
 
 TensorList FunctionNode::unpacked()
 {
     TensorList tensors;
-    for (const SavedVariable &saved : saved_) {
+    for (const Saved &saved : saved_) {
         tensors.push_back(saved.unpack(pointer_to(*this)));
     }
     return tensors;

@@ -9,9 +9,9 @@
 #include <ATen/ops/scatter_add.h>
 #include <tddp/torch_collectives.h>
 #include <tddp/torch_nn.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
 #include "torch/autograd/node.h"
+#include "torch/autograd/saved.h"
 #include "torch/tensor/shim.h"
 
 namespace tddp_torch
@@ -20,7 +20,6 @@ namespace tddp_torch
 namespace
 {
 
-using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 // The ranks that divide the classes.
@@ -59,7 +58,7 @@ class SharesNode final : public torch::autograd::Node
     }
     void save(const at::Tensor &shares)
     {
-        shares_ = SavedVariable(shares, true);
+        shares_ = Saved(shares, true);
     }
     variable_list apply(variable_list &&gradients) override
     {
@@ -82,7 +81,7 @@ class SharesNode final : public torch::autograd::Node
 
   private:
     const std::shared_ptr<const Ranks> of_;
-    SavedVariable shares_;
+    Saved shares_;
 };
 
 class CrossEntropyNode final : public torch::autograd::Node
@@ -135,9 +134,9 @@ class CrossEntropyNode final : public torch::autograd::Node
     }
 
     const std::shared_ptr<const Ranks> of_;
-    SavedVariable shares_;
-    SavedVariable places_;
-    SavedVariable ones_;
+    Saved shares_;
+    Saved places_;
+    Saved ones_;
 };
 
 } // namespace

@@ -12,13 +12,13 @@
 #include <ATen/ops/linear.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
 #include <tddp/torch_collectives.h>
 #include <tddp/torch_linear.h>
 
 #include "torch/autograd/deferred.h"
 #include "torch/autograd/node.h"
+#include "torch/autograd/saved.h"
 #include "torch/nn/linear_gradients.h"
 #include "torch/tensor/blocking_ops.h"
 
@@ -28,7 +28,6 @@ namespace tddp_torch
 namespace
 {
 
-using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 // The numbers of a node's next edges, and of the gradients that it returns.
@@ -157,10 +156,10 @@ class LinearNode final : public torch::autograd::Node
         }
         set_next_edges(std::move(edges));
         if (should_compute_output(WEIGHT)) {
-            input_ = SavedVariable(gathered.defined() ? gathered : input, false);
+            input_ = Saved(gathered.defined() ? gathered : input, false);
         }
         if (should_compute_output(INPUT)) {
-            weight_ = SavedVariable(weight, false);
+            weight_ = Saved(weight, false);
         }
     }
     variable_list apply(variable_list &&gradients) override
@@ -190,8 +189,8 @@ class LinearNode final : public torch::autograd::Node
 
     const std::shared_ptr<const Division> of_;
     const bool column_major_; // the input
-    SavedVariable input_; // in the column form with a sequence dimension: gathered, within the node
-    SavedVariable weight_;
+    Saved input_; // in the column form with a sequence dimension: gathered, within the node
+    Saved weight_;
 };
 
 at::Tensor LinearNode::input_within() const

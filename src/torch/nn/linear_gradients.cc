@@ -1,7 +1,8 @@
 #include "torch/nn/linear_gradients.h"
 
 #include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/saved_variable.h>
+
+#include "torch/autograd/saved.h"
 
 namespace tddp_torch
 {
@@ -9,7 +10,6 @@ namespace tddp_torch
 namespace
 {
 
-using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 class WeightGradientNode final : public torch::autograd::Node
@@ -45,8 +45,8 @@ class WeightGradientNode final : public torch::autograd::Node
     }
 
   private:
-    SavedVariable gradient_rows_;
-    SavedVariable input_rows_;
+    Saved gradient_rows_;
+    Saved input_rows_;
 };
 
 } // namespace
