@@ -38,7 +38,19 @@ static VALUE empty_shared(VALUE self, VALUE sizes, VALUE dtype)
     return object;
 }
 
+/* _copy_in_forks(enable): whether forks from now on have copies of such memory; calls add up. */
+static VALUE copy_in_forks(VALUE self, VALUE enable)
+{
+    (void)self;
+    if (RTEST(enable))
+        tddp_fork_copies_enable();
+    else
+        tddp_fork_copies_disable();
+    return Qnil;
+}
+
 void tddp_rb_init_shared(VALUE group)
 {
+    rb_define_singleton_method(group, "_copy_in_forks", copy_in_forks, 1);
     rb_define_method(group, "_empty_shared", empty_shared, 2);
 }

@@ -189,6 +189,16 @@ TDDP_API int tddp_group_memory_shared(const tddp_group_memory *memory);
 /** Any thread; no operation may be using it. NULL is fine. */
 TDDP_API void tddp_group_memory_release(tddp_group_memory *memory);
 
+/**
+ * Whether fork() makes those copies; at first it does. A host whose runtime also forks to start
+ * programs, which use none of this memory, disables it, and enables it around forks whose child
+ * goes on: both calls count, of all threads together. A child without copies ends when it uses the
+ * memory. The process's, of all its groups. Any thread; also before there is a group.
+ */
+TDDP_API void tddp_fork_copies_enable(void);
+/** Takes one tddp_fork_copies_enable() back, or what holds at first. */
+TDDP_API void tddp_fork_copies_disable(void);
+
 /** What carries this rank's operations: "shm", "gloo", "shm+gloo" (shared memory within hosts, Gloo
  * between them), one for each kind of device ("cpu:shm,cuda:nccl"), or another backend's name.
  * Static. */

@@ -82,4 +82,28 @@ class ForkedChildrenTest < Minitest::Test
       assert_equal 10.0, sum, "the memory is still shared with the other rank"
     end
   end
+
+  # @return [Integer] by how many bytes the block has raised what this process has at most
+  def peak_of
+    File.write("/proc/self/clear_refs", "5") # the peak is what is there now
+    status = -> { File.read("/proc/self/status")[/VmHWM:\s+(\d+) kB/, 1].to_i * 1024 }
+    before = status.call
+    yield
+    status.call - before
+  end
+
+  # Where Ruby forks for a program, as it does in a process of root's, that copies nothing; other forks do.
+  def test_programs_that_are_started_take_no_copies
+    bytes = 32 << 20
+    peaks = world(2) do
+      kept = Distributed.empty_shared(bytes / 4).fill!(1)
+      programs = [-> { system("true") }, -> { `true` }, -> { Process.wait(spawn("true")) }, -> { IO.popen("true").close }]
+      forks = [-> { Process.wait(fork { exit!(0) }) }, -> { (IO.popen("-") || exit!(0)).close }]
+      [programs, forks].map { |kind| kind.map { |start| peak_of(&start) } }.tap { kept.sum }
+    end
+    peaks.each do |programs, forks|
+      programs.each { |peak| assert_operator peak, :<, bytes / 2 }
+      forks.each { |peak| assert_operator peak, :>, bytes / 2 }
+    end
+  end
 end

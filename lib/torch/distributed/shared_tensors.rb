@@ -19,8 +19,7 @@ module Torch
       # Unlike with `Torch.empty` its elements are zero at first. Each rank calls it for itself, and no other rank sees its
       # elements other than by operations. Any group's operations take it, only those of `group` without copies.
       # It may be kept when the group is destroyed, and its memory goes back when the last tensor on it is
-      # collected. A forked child sees the parent's elements themselves, no copy: `clone` it there before writing. Where
-      # ranks share no memory it is a tensor like others.
+      # collected. A forked child has a copy, as of the fork. Where ranks share no memory it is a tensor like others.
       #
       # @param size [Array<Integer>] as with `Torch.empty`: `empty_shared(2, 3)` or `empty_shared([2, 3])`
       # @param dtype [Symbol, nil] nil: that of `Torch.empty`

@@ -6,14 +6,18 @@
  *
  * The parent makes the copies before it forks, as memory of its own, and unmaps them afterwards;
  * the child moves them to where the originals are mapped. Nothing is copied for vfork(),
- * posix_spawn() and system(), which run no handlers. fork() cannot fail because of this: without
- * memory for a copy, the child's pages cannot be accessed, rather than be wrong.
+ * posix_spawn() and system(), which run no handlers, nor while copies are disabled, for a child
+ * that becomes another program. fork() cannot fail because of this: without a copy, the child's
+ * pages cannot be accessed, rather than be wrong.
  *
  * Any thread. The lock is held during a fork, so no memory comes or goes meanwhile.
  */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include <tddp/group.h>
 
 #include "backend/shm/control.h"
 
@@ -21,6 +25,19 @@ static struct {
     pthread_mutex_t mutex;
     tddp_shm_given *first;
 } given = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+/* How often copies were enabled more than disabled. */
+static atomic_int wanted = 1;
+
+void tddp_fork_copies_enable(void)
+{
+    atomic_fetch_add(&wanted, 1);
+}
+
+void tddp_fork_copies_disable(void)
+{
+    atomic_fetch_sub(&wanted, 1);
+}
 
 static size_t given_bytes(void)
 {
@@ -46,6 +63,9 @@ static void *copy_of(const tddp_shm_given *memory)
 static void before_fork(void)
 {
     pthread_mutex_lock(&given.mutex);
+    if (atomic_load(&wanted) <= 0) {
+        return;
+    }
     const size_t bytes = given_bytes();
     bool enough = bytes == 0 || tddp_shm_check_memory(1, bytes) == TDDP_OK;
     for (tddp_shm_given *each = given.first; each && enough; each = each->next) {

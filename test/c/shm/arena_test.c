@@ -351,6 +351,44 @@ TEST(a_forked_child_without_memory_for_copies)
 }
 #endif
 
+/* How a child ends that reads the memory: by a signal, or with the byte that it finds. */
+static int child_that_reads(const volatile unsigned char *data)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        (void)signal(SIGSEGV, SIG_DFL);
+        _exit(data[0]);
+    }
+    int status;
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+    return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+/* Calls add up, as those of two threads do. */
+static void forked_without_copies(shm_rank *it)
+{
+    void *handle;
+    void *place;
+    CHECK_OK(tddp_shm_allocate(it->shm, MIB, &handle, &place));
+    volatile unsigned char *data = place;
+    data[0] = 3;
+    tddp_fork_copies_disable();
+    CHECK_INT(child_that_reads(data), -SIGSEGV);
+    tddp_fork_copies_enable();
+    tddp_fork_copies_enable();
+    tddp_fork_copies_disable();
+    CHECK_INT(child_that_reads(data), 3);
+    tddp_shm_deallocate(handle);
+    barrier_once(it);
+}
+
+TEST(copies_of_forked_children_can_be_disabled)
+{
+    run_shm(SHM_PROCESSES, 2, forked_without_copies, NULL);
+}
+
 /* A limit of file size makes the arena smaller; with too low a limit ranks can't share memory. */
 static void limited(shm_rank *it)
 {
