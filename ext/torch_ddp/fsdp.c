@@ -243,6 +243,11 @@ static VALUE model_unfinished(VALUE self)
     return tddp_fsdp_unfinished(fsdp_of(self)) ? Qtrue : Qfalse;
 }
 
+static VALUE model_hidden(VALUE self, VALUE unit)
+{
+    return tddp_fsdp_hidden(fsdp_of(self), NUM2SIZET(unit)) ? Qtrue : Qfalse;
+}
+
 static VALUE model_reshard(VALUE self, VALUE unit)
 {
     tddp_fsdp_reshard(fsdp_of(self), NUM2SIZET(unit));
@@ -311,6 +316,7 @@ void tddp_rb_init_fsdp(void)
     rb_define_method(class, "set_sync", model_set_sync, 2);
     rb_define_method(class, "abandon", model_abandon, 0);
     rb_define_method(class, "unfinished?", model_unfinished, 0);
+    rb_define_method(class, "hidden?", model_hidden, 1);
     rb_define_method(class, "unshard", model_unshard, 1);
     rb_define_method(class, "reshard", model_reshard, 1);
     rb_define_method(class, "shard", model_shard, 1);

@@ -115,6 +115,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_fsdp_recompute(tddp_fsdp *fsdp, size_t 
 TDDP_API void tddp_fsdp_abandon(tddp_fsdp *fsdp);
 /** Whether something is left of a backward that did not end. */
 TDDP_API int tddp_fsdp_unfinished(const tddp_fsdp *fsdp);
+/** Whether the host's handles refer to pieces now, rather than to whole parameters. */
+TDDP_API int tddp_fsdp_hidden(const tddp_fsdp *fsdp, size_t unit);
 
 /** Outside of forward and backward: gathers the unit. A collective call; then tddp_fsdp_expose().
  *  Errors: those of the group. */

@@ -21,6 +21,8 @@ module Torch
         # @param value [Object]
         # @return [Array<Torch::Tensor>] all tensors in it, in the order in which {.map} comes to them
         def tensors(value)
+          return [value] if value.is_a?(Torch::Tensor)
+
           found = []
           walk(value) { |_, _, tensor| found << tensor }
           found

@@ -9,7 +9,6 @@
 #include <mutex>
 #include <vector>
 
-#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include "torch/tensor/shim.h"
@@ -21,6 +20,7 @@ namespace
 {
 
 thread_local std::vector<SavedTensorMaker> makers;
+thread_local int moving; // how many makers: plain, to be read at once
 thread_local int keeping;
 
 class Engine final : public torch::autograd::Engine
@@ -34,7 +34,7 @@ class Engine final : public torch::autograd::Engine
 
     std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override
     {
-        if (!makers.empty()) {
+        if (moving > 0) {
             return makers.back()();
         }
         return keeping > 0 ? std::make_unique<SavedTensor>() : nullptr;
@@ -45,9 +45,8 @@ class Engine final : public torch::autograd::Engine
 
 void SavedTensor::call_pack_hook(const at::Tensor &tensor)
 {
-    const at::NoGradGuard no_grad;
-    saved_ = tensor.detach();
-    version_ = saved_._version();
+    saved_ = tensor.is_leaf() ? tensor : tensor.tensor_data();
+    version_ = tensor._version();
     TransientOwner *owner = transient_owner(tensor);
     use_ = owner ? owner->current_use() : nullptr;
 }
@@ -87,11 +86,13 @@ bool install_saved_tensors()
 void begin_moving(SavedTensorMaker maker)
 {
     makers.push_back(std::move(maker));
+    moving++;
 }
 
 void end_moving()
 {
     makers.pop_back();
+    moving--;
 }
 
 void begin_keeping()

@@ -14,7 +14,8 @@
 namespace tddp_torch
 {
 
-// One saved tensor: an alias of it, because an output that its own node kept would never be freed.
+// One saved tensor: an alias of it, because an output that its own node kept would never be freed;
+// a leaf itself.
 // Memory that comes and goes is brought back when backward reads it, whatever way backward has
 // come.
 class SavedTensor : public torch::autograd::SavedVariableHooks

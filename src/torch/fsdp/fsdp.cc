@@ -100,6 +100,11 @@ int tddp_fsdp_unfinished(const tddp_fsdp *fsdp)
     return fsdp->model->unfinished();
 }
 
+int tddp_fsdp_hidden(const tddp_fsdp *fsdp, size_t unit)
+{
+    return fsdp->model->unit(unit).hidden();
+}
+
 tddp_status tddp_fsdp_unshard(tddp_fsdp *fsdp, size_t unit, const tddp_wait *wait)
 {
     return guard([&] {

@@ -158,6 +158,11 @@ void Unit::hide()
     }
 }
 
+bool Unit::hidden() const
+{
+    return params[0].handle->is_same(params[0].piece);
+}
+
 at::Tensor Unit::shard() const
 {
     const int64_t count = static_cast<int64_t>(shard_.count);

@@ -61,6 +61,7 @@ class Unit final : public TransientOwner
     // The handles refer to full parameters, or to pieces.
     void expose();
     void hide();
+    bool hidden() const;
     // The handles refer to parts of a tensor with all ranks' shards; their values are kept in
     // pieces.
     void show(const at::Tensor &flat);

@@ -6,18 +6,27 @@ module Torch
       # Forward, however it is called: by `call`, around which units gather, by other methods that are registered for that, and by those that
       # are not, where there is nothing to compute with.
       module ForwardMethods
+        OWNERS = :@_fsdp_owners
+        private_constant :OWNERS
+
+        # Before the forward of a class some of whose modules have sharded parameters. Modules get no classes of their own for it:
+        # Ruby's caches of methods and instance variables would miss with each of them.
+        module Guarded
+          def forward(*, **)
+            ForwardMethods.refuse(self) if @_fsdp_owners&.any?(&:hidden?)
+            super
+          end
+        end
+        private_constant :Guarded
+
         class << self
           # @api private
-          # @param mod [Torch::NN::Module] that has sharded parameters
-          # @param parameters [Array<Torch::NN::Parameter>]
-          def guard(mod, parameters)
-            shown = parameters.max_by(&:dim)
-            mod.singleton_class.prepend(Module.new do
-              define_method(:forward) do |*inputs, **kwargs, &block|
-                ForwardMethods.refuse(self) unless LocalPiece.shape(shown) == shown.shape
-                super(*inputs, **kwargs, &block)
-              end
-            end)
+          # @param mod [Torch::NN::Module] that has parameters of the unit
+          # @param unit [Unit]
+          def guard(mod, unit)
+            mod.instance_variable_set(OWNERS, [*mod.instance_variable_get(OWNERS), unit])
+            of_class = mod.class.ancestors.include?(mod.method(:forward).owner)
+            (of_class ? mod.class : mod.singleton_class).prepend(Guarded)
           end
 
           # @api private

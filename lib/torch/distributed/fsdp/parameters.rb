@@ -48,9 +48,9 @@ module Torch
           @list.empty?
         end
 
-        # @return [Hash{Torch::NN::Module => Array<Torch::NN::Parameter>}] which of them modules have themselves
-        def by_module
-          @places.group_by { |place| place.mod.object_id }.values.to_h { |places| [places.first.mod, places.map(&:parameter)] }
+        # @return [Array<Array(Torch::NN::Module, Unit)>] modules that have parameters themselves, and which units shard those
+        def owners
+          @places.map { |place| [place.mod, Unit.owner(place.parameter)] }.uniq { |pair| pair.map(&:object_id) }
         end
 
         # @raise [ArgumentError] naming a parameter in whose place there is another now

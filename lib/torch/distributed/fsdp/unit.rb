@@ -71,7 +71,7 @@ module Torch
             Unit.own(parameter, self)
             ShardedParameter.adopt(parameter, shape)
           end
-          parameters.by_module.each { |mod, own| ForwardMethods.guard(mod, own) }
+          parameters.owners.each { |mod, owner| ForwardMethods.guard(mod, owner) }
           modules.each do |mod|
             mod.instance_variable_set(UNIT, self)
             ModuleHooks.around(mod, "fully_shard") { |inputs, kwargs, forward| run(inputs, kwargs, forward) }
@@ -88,6 +88,11 @@ module Torch
 
         def names
           @parameters.names
+        end
+
+        # @return [Boolean] whether its parameters are not gathered now
+        def hidden?
+          @number ? @state.model.hidden?(@number) : false
         end
 
         # The unit is one of another state from now on.
