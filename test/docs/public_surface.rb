@@ -35,10 +35,11 @@ module PublicSurface
     found.filter_map { |sign, name, method| "#{sign}#{name}" unless skipped?(mod, name, method) }
   end
 
-  # Names with _ are internal. A Struct's members have a reader that is documented; a module of torch-rb has methods of torch-rb's.
+  # Names with _ are internal. A Struct's members have a reader that is documented; a module of torch-rb has methods of torch-rb's. What a
+  # module of this repository puts before such a one is documented where it is defined.
   def skipped?(mod, name, method)
     path = method.source_location&.first # none for what is written in C
-    name.start_with?("_") || COMMON.include?(name) ||
+    name.start_with?("_") || COMMON.include?(name) || (!here?(mod) && method.owner.name&.start_with?("Torch::Distributed")) ||
       (path ? !path.start_with?(LIB) : !here?(mod)) ||
       (mod < Struct && path.nil? && (method.owner == mod.singleton_class || name.end_with?("=")))
   end

@@ -12,6 +12,7 @@ module Torch
         # Before the forward of a class some of whose modules have sharded parameters. Modules get no classes of their own for it:
         # Ruby's caches of methods and instance variables would miss with each of them.
         module Guarded
+          # @raise [Error] while parameters of the module are sharded
           def forward(*, **)
             ForwardMethods.refuse(self) if @_fsdp_owners&.any?(&:hidden?)
             super

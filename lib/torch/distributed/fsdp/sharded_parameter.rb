@@ -66,9 +66,33 @@ module Torch
         end
         alias_method :to_s, :inspect
 
-        # torch-rb reads elements by the shape.
-        %i[each to_a item numo <=>].each do |name|
-          define_method(name) { |*arguments, &block| to_local.public_send(name, *arguments, &block) }
+        # Elements are those of {#to_local}: torch-rb reads them by the shape.
+        #
+        # @yieldparam element [Torch::Tensor]
+        # @return [Enumerator, Object]
+        def each(&block)
+          to_local.each(&block)
+        end
+
+        # @return [Array] of {#to_local}
+        def to_a
+          to_local.to_a
+        end
+
+        # @return [Numeric, Boolean] of {#to_local}, which has one element
+        def item
+          to_local.item
+        end
+
+        # @return [Object] an array of the gem numo, of {#to_local}
+        def numo
+          to_local.numo
+        end
+
+        # @param other [Torch::Tensor]
+        # @return [Integer, nil] as of {#to_local}
+        def <=>(other)
+          to_local <=> other
         end
       end
     end
