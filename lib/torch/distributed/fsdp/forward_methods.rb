@@ -5,6 +5,8 @@ module Torch
     module FSDP
       # Forward, however it is called: by `call`, around which units gather, by other methods that are registered for that, and by those that
       # are not, where there is nothing to compute with.
+      #
+      # @api private
       module ForwardMethods
         OWNERS = :@_fsdp_owners
         private_constant :OWNERS
@@ -31,6 +33,15 @@ module Torch
           end
 
           # @api private
+          # @param modules [Class] of modules
+          # @return [Module] the class, or what it includes, that defines how they compute
+          def owner(modules)
+            method = modules.instance_method(:forward)
+            method = method.super_method while method.owner == Guarded
+            method.owner
+          end
+
+          # @api private
           # @raise [Error]
           def refuse(mod)
             raise Error, "forward of this #{mod.class.name}: fully_shard has sharded its parameters, and they are not gathered now: call the model " \
@@ -39,7 +50,6 @@ module Torch
           end
         end
       end
-      private_constant :ForwardMethods
 
       class << self
         # Has a method of a unit gather the unit as `call` does, and free it again: one that calls `forward` itself, or layers of the

@@ -16,7 +16,7 @@ module Torch
           # @return [Class] Linear or Embedding
           # @raise [ArgumentError] for another, or one whose forward is its own
           def kind(target)
-            CLASSES.find { |each| target.mod.is_a?(each) && target.mod.class.instance_method(:forward).owner == each } ||
+            CLASSES.find { |each| target.mod.is_a?(each) && FSDP::ForwardMethods.owner(target.mod.class) == each } ||
               raise(ArgumentError, "#{target}: expected a Linear or an Embedding, with their forward, for #{self.class.name[/\w+\z/]}, " \
                 "got a #{target.mod.class}")
           end
