@@ -1,7 +1,7 @@
 /*
  * Memory that a group gives out for buffers: the backend's, which its operations work on where it
- * lies, else plain memory. Any thread; also in a forked child, which has a copy of either, and gives
- * it back.
+ * lies, else plain memory. Any thread; also in a forked child, which has a copy of either, and
+ * gives it back.
  *
  * Invariant: the backend's context is there while it is asked (hold.c); what was given out knows
  * all it needs and outlives the group.
