@@ -7,19 +7,21 @@ module Torch
     #
     # @api private
     module Forks
-      # Of `fork`, `Process.fork` and `IO.popen("-")`.
-      def _fork
+      # @yield forks
+      def self.copying
         ProcessGroup._copy_in_forks(true)
-        super
+        yield
       ensure
         ProcessGroup._copy_in_forks(false)
       end
 
+      # Of `fork`, `Process.fork` and `IO.popen("-")`.
+      def _fork
+        Forks.copying { super }
+      end
+
       def daemon(...)
-        ProcessGroup._copy_in_forks(true)
-        super
-      ensure
-        ProcessGroup._copy_in_forks(false)
+        Forks.copying { super }
       end
 
       ProcessGroup._copy_in_forks(false)
