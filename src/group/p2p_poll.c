@@ -191,11 +191,16 @@ void tddp_group_p2p_poll_drain(tddp_group *group)
     }
 }
 
-/* Appends it to what is left to the engine. */
-static void leave(tddp_group *group, tddp_work *work)
+/* Appends it to what is left to the engine; false: the group is ending, and the engine may have
+ * looked at its messages for the last time. */
+static bool leave(tddp_group *group, tddp_work *work)
 {
     tddp_group_p2p *p2p = &group->p2p;
     pthread_mutex_lock(&p2p->mutex);
+    if (atomic_load(&group->state) >= TDDP_GROUP_ENDING) {
+        pthread_mutex_unlock(&p2p->mutex);
+        return false;
+    }
     work->next = NULL;
     if (p2p->polled_last) {
         p2p->polled_last->next = work;
@@ -210,6 +215,7 @@ static void leave(tddp_group *group, tddp_work *work)
     }
     tddp_engine_wake(group->engine);
     pthread_mutex_unlock(&p2p->mutex);
+    return true;
 }
 
 /* --- callers --------------------------------------------------------------------------------- */
@@ -232,11 +238,13 @@ static bool poll_within_call(tddp_group *group, tddp_work *work, const tddp_op_a
 
 void tddp_group_p2p_poll(tddp_group *group, tddp_work *work, const tddp_op_args *args)
 {
-    if (poll_within_call(group, work, args)) {
-        complete_or_leave(group, work);
-    } else {
-        leave(group, work);
+    if (!poll_within_call(group, work, args)) {
+        if (leave(group, work)) {
+            return;
+        }
+        (void)poll_request(group, work, NULL, 1); /* the shutdown has aborted it */
     }
+    complete_or_leave(group, work);
 }
 
 /* Marks a request that no thread polls; NULL: there is no such thing to do for this work. */

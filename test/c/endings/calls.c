@@ -185,7 +185,11 @@ static tddp_status call_message(caller *self)
     const int to = (self->member->rank + 1) % ranks;
     const int from = (self->member->rank + ranks - 1) % ranks;
     uint64_t *state = &self->state;
-    const tddp_device_type type = memory_of(program->carrier, state);
+    /* Where a backend serves each kind of memory, both ends of a message have theirs in the same.
+     */
+    uint64_t agreed = endings_stream_of(program->seed, 51, self->messages);
+    const bool apart = program->carrier->device && !program->carrier->any_source;
+    const tddp_device_type type = memory_of(program->carrier, apart ? &agreed : state);
     const uint32_t tag = program->carrier->any_source ? (uint32_t)self->number : 0;
     const tddp_op_args batch[2] = {
         {.size = sizeof batch[0],
