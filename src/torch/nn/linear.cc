@@ -388,6 +388,22 @@ void check_sequence(const Division &of, const at::Tensor &input)
     }
 }
 
+// Batches that do not lie one after the other are one matrix to libtorch if the weight has a
+// gradient, which it does not see below autograd: the bits of several products differ on some
+// processors.
+at::Tensor product(const at::Tensor &input, const at::Tensor &weight, const at::Tensor &bias)
+{
+    if (input.dim() < 3 || input.is_contiguous() || !weight.requires_grad() ||
+        !at::GradMode::is_enabled()) {
+        return at::linear(input, weight, bias);
+    }
+    std::vector<int64_t> sizes = input.sizes().vec();
+    sizes.back() = weight.size(0);
+    const at::Tensor rows = input.reshape({-1, input.size(-1)});
+    const at::Tensor output = at::linear(rows, weight).view(sizes);
+    return bias.defined() ? output.add_(bias) : output;
+}
+
 at::Tensor forward(const Division &of, const at::Tensor &input, const at::Tensor &weight,
                    const at::Tensor &bias, tddp_blocking_region region, at::Tensor &gathered)
 {
@@ -397,11 +413,11 @@ at::Tensor forward(const Division &of, const at::Tensor &input, const at::Tensor
         within = gathered = exchange(of, TDDP_OP_ALL_GATHER, within, region);
     }
     if (of.form != TDDP_LINEAR_ROW) {
-        return of.turn(at::linear(within, weight, bias));
+        return of.turn(product(within, weight, bias));
     }
     const at::Tensor sum =
         exchange(of, of.has_sequence() ? TDDP_OP_REDUCE_SCATTER : TDDP_OP_ALL_REDUCE,
-                 at::linear(within, weight), region);
+                 product(within, weight, at::Tensor()), region);
     return of.turn(bias.defined() ? sum.add_(bias) : sum);
 }
 
