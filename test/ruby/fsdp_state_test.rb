@@ -35,6 +35,21 @@ class FsdpStateTest < Minitest::Test
     assert_equal [true, true], found.map { |each| each[1] }
   end
 
+  # Rank 0 has the copies besides; the budget has garbage collected after each unit.
+  def test_the_state_is_gathered_unit_by_unit
+    found = world(2) do
+      model = shard(make { Tower.new(width: 32, hidden: 64, depth: 12) })
+      unit = model.layers[0].parameters.sum(&:numel) * 8
+      Torch::Distributed.synchronize_gc(budget: unit)
+      GC.start
+      Torch::Distributed.reset_peak_memory_stats
+      before = Torch::Distributed.memory_stats[:current_bytes]
+      full = FSDP.full_state_dict(model, rank0_only: true)
+      (Torch::Distributed.memory_stats[:peak_bytes] - before - full.values.sum(&:numel) * 8).fdiv(unit)
+    end
+    found.each { |units| assert_operator units, :<, 4 }
+  end
+
   def test_a_state_is_loaded_into_pieces
     found = world(3) do
       state = make(seed: 7) { Tower.new }.state_dict

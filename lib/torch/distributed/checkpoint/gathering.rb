@@ -9,24 +9,32 @@ module Torch
       module Gathering
         module_function
 
-        # A collective call, of all ranks that have a part; one unit after the other, so that no more than one is gathered at a time.
+        # A collective call, of all ranks that have a part; one unit after the other. What was gathered is collected as it comes to the
+        # budget of {StepMemory}, so that no process ever holds the whole model that does not keep it.
         #
         # @param model [Torch::NN::Module]
-        # @yieldparam gathered [Enumerator] of parameters and whole tensors; a collective call each
+        # @yieldparam gathered [Array] of parameters and whole tensors
         def each(model)
           taken = {}.compare_by_identity
           FSDP.units_in(model).each do |unit|
-            flat = unit.gather
-            whole = []
-            unit.each_piece do |_, parameter, offset, _, shape|
-              taken[parameter] = true
-              whole << [parameter, gathered(parameter, flat.narrow(0, offset, shape.inject(1, :*)).view(*shape))]
-            end
-            yield whole
+            yield whole(unit, taken)
+            StepMemory.instance.left(unit.parameters.sum { |each| each.numel * each.element_size })
           end
           model.parameters.uniq(&:object_id).each do |parameter|
             yield [[parameter, gathered(parameter, parameter.detach)]] if Tensor.layout(parameter)&.divided? && !taken[parameter]
           end
+        end
+
+        # @param taken [Hash{Torch::NN::Parameter => Boolean}] gets the unit's parameters
+        # @return [Array] of the unit's parameters and whole tensors
+        def whole(unit, taken)
+          flat = unit.gather
+          pairs = []
+          unit.each_piece do |_, parameter, offset, _, shape|
+            taken[parameter] = true
+            pairs << [parameter, gathered(parameter, flat.narrow(0, offset, shape.inject(1, :*)).view(*shape))]
+          end
+          pairs
         end
 
         # @param tensor [Torch::Tensor] what the ranks of a parameter's layout divide
