@@ -83,6 +83,60 @@ class ForkedChildrenTest < Minitest::Test
     end
   end
 
+  # Process.daemon ends the rank, and goes on in a child of it; which makes a group of its own here.
+  def test_a_daemon_has_copies
+    answer, said = IO.pipe
+    Distributed.fork_world(2) do |half|
+      rank = fork do
+        Distributed.init_process_group(BACKEND, timeout: LIMIT / 2)
+        kept = Distributed.empty_shared(100).fill!(half + 2)
+        Distributed.barrier
+        Process.daemon(true, true)
+        Distributed.init_process_group(BACKEND, store: Distributed::HashStore.new, rank: 0, world_size: 1)
+        said.puts(Distributed.all_reduce(kept).sum.item.to_i)
+        exit!(0)
+      end
+      Process.wait(rank)
+    end
+    said.close
+    assert_equal %w[200 300], answer.read.split.sort
+  end
+
+  # Under a limit of the address space that leaves no room for a copy.
+  def test_without_memory_for_copies
+    bytes = 64 << 20
+    said, ended, kept = world(2) do |rank|
+      kept = Distributed.empty_shared(bytes / 4)
+      kept[0] = 1
+      found = [*fork_without_memory(bytes / 4) { kept[0].item }, kept[0].item] if rank.zero?
+      Distributed.barrier
+      found
+    end.first
+    assert_match(/warn shm: process \d+ forks without memory for a copy of #{bytes} bytes of gradients and parameters: the child ends if it uses them/, said)
+    assert_equal [true, 1.0], [ended, kept]
+  end
+
+  # @param room [Integer] bytes that this process may map besides what it has
+  # @return [Array(String, Boolean)] what it said when it forked, and whether a signal ended the child, which runs the block
+  def fork_without_memory(room)
+    size = File.read("/proc/self/status")[/VmSize:\s+(\d+) kB/, 1].to_i * 1024
+    limits = Process.getrlimit(:AS)
+    answer, said = IO.pipe
+    before = $stderr.dup
+    $stderr.reopen(said)
+    Process.setrlimit(:AS, size + room, limits[1])
+    child = fork do
+      $stderr.reopen(File::NULL) # where Ruby reports the signal
+      Process.setrlimit(:CORE, 0)
+      yield
+      exit!(0)
+    end
+    Process.setrlimit(:AS, *limits)
+    $stderr.reopen(before)
+    said.close
+    [answer.read, Process.wait2(child)[1].signaled?]
+  end
+
   # @return [Integer] by how many bytes the block has raised what this process has at most
   def peak_of
     File.write("/proc/self/clear_refs", "5") # the peak is what is there now

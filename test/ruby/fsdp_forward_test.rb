@@ -108,9 +108,12 @@ class FsdpForwardTest < Minitest::Test
         Torch::NN::Parallel::DistributedDataParallel.new(make(&hiding).layers[0], find_unused_parameters: true)
       end
       errors = [failure { sharded.call(x) }, failure { ddp.call.call(x) }, failure { Torch::Utils::Checkpoint.checkpoint(make(&hiding).layers[0], x) }]
-      [errors, Torch.no_grad { sharded.call(x) }.shape]
+      beside = shard(make { Chain.new(->(y) { [y, -> {}] }, ->(list) { list[0] }) })
+      beside.call(x).sum.backward
+      [errors, Torch.no_grad { sharded.call(x) }.shape, beside.parameters.all?(&:grad)]
     end
-    found.each do |(sharded, ddp, segment), shape|
+    found.each do |(sharded, ddp, segment), shape, trained|
+      assert trained
       assert_match(/TypeError fully_shard of a \S*Layer: forward returned a Proc, in which no tensor can be looked for/, sharded.join(" "))
       assert_match(/TypeError DistributedDataParallel of a \S*Layer: forward returned a Proc/, ddp.join(" "))
       assert_match(/TypeError a checkpointed segment: forward returned a Proc/, segment.join(" "))

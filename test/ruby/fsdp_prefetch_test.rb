@@ -84,6 +84,35 @@ class FsdpPrefetchTest < Minitest::Test
     assert_equal "g0 g1 f0 g2 f1 g3 f2 f3 g3 g2 r3 g1 r2 g0 r1 r0", order
   end
 
+  # Does something when backward comes to it.
+  class Passed < Torch::Distributed::Function
+    def self.forward(ctx, x, action)
+      ctx.action = action
+      x * 1
+    end
+
+    def self.backward(ctx, grad)
+      ctx.action.call
+      [grad, nil]
+    end
+  end
+
+  # Rank 1 joins the reduction of block 3 once rank 0 is in backward of block 2.
+  def test_a_reduction_runs_beside_backward_of_the_next_block
+    inside = Event.new
+    found = world(RANKS) do |rank|
+      net = make(dtype: :float32) { Net.new(nil) }
+      before = -> { inside.wait if rank == 1 }
+      net.blocks[2].define_singleton_method(:forward) { |x| Passed.apply(super(x), -> { inside.set if rank.zero? }) }
+      net.define_singleton_method(:forward) { |x| blocks[3].call(Passed.apply(blocks.each.first(3).reduce(x) { |hidden, block| block.call(hidden) }, before)) }
+      net.blocks.each { |block| FSDP.fully_shard(block) }
+      FSDP.fully_shard(net)
+      net.call(Torch.ones(4, WIDTH)).sum.backward
+      net.parameters.all?(&:grad)
+    end
+    assert_equal [true, true], found
+  end
+
   # What the model has of its own is whole from forward to the end of backward, beside two blocks.
   def test_a_model_with_parameters_of_its_own
     %i[first last].each do |own|
@@ -96,7 +125,7 @@ class FsdpPrefetchTest < Minitest::Test
     assert_equal "g0 g1 f0 g2 f1 g3 f2 f3 r3 r2 r1 r0", order(reshard: false)
   end
 
-  # Whole gradients are added up without communication, and reduced beside the last backward.
+  # Whole gradients are added up without being reduced, and reduced beside the last backward.
   def test_without_synchronization
     quiet = order(steps: 1) do |net, x|
       net.set_requires_gradient_sync(false)

@@ -159,24 +159,28 @@ class FsdpTest < Minitest::Test
     end
   end
 
-  # Two units and two gradients, however deep the model.
-  def test_memory_is_that_of_two_units
-    bytes = world(2) do |rank|
-      model = shard(make { Tower.new(width: 32, hidden: 64, depth: 12) })
-      optimizer = Torch::Optim::SGD.new(model.parameters, lr: 0.01)
-      3.times do |step|
-        x, y = batch(step, 2)
-        optimizer.zero_grad
-        loss(model.call(mine(x, rank, 2)), mine(y, rank, 2)).backward
-        optimizer.step
+  # Two units and two gradients, however deep the model; with reshard_after_forward: false all units. It stays theirs between steps.
+  def test_memory_is_that_of_two_units_or_of_all
+    depth = 12
+    found = world(2) do |rank|
+      [nil, false].map do |reshard|
+        model = shard(make { Tower.new(width: 32, hidden: 64, depth: depth) }, reshard_after_forward: reshard)
+        optimizer = Torch::Optim::SGD.new(model.parameters, lr: 0.01)
+        3.times do |step|
+          x, y = batch(step, 2)
+          optimizer.zero_grad
+          loss(model.call(mine(x, rank, 2)), mine(y, rank, 2)).backward
+          optimizer.step
+        end
+        unit = model.layers[0].parameters.sum(&:numel) * 8
+        Torch::Distributed::FSDP.units_of(model).first.state.model.memory.map { |bytes| bytes.fdiv(unit) }
       end
-      unit = model.layers[0].parameters.sum(&:numel) * 2 * 8
-      Torch::Distributed::FSDP.units_of(model).first.state.model.memory.then { |shards, _, peak| [shards, peak, unit] }
     end
-    bytes.each do |shards, peak, unit|
-      assert_operator shards, :<, 7.2 * unit
+    found.flatten(1).each { |shards, now, peak| assert_equal [true, now], [shards < 0.6 * depth, peak] }
+    found.map { |each| each.map(&:last) }.each do |freed, kept|
       # The root is small, and the result of a reduction half a unit.
-      assert_operator peak, :<, 5.2 * unit
+      assert_operator freed, :<, 5.2
+      assert_includes depth + 2..depth + 3.2, kept
     end
   end
 end

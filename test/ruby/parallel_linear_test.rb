@@ -157,6 +157,28 @@ class ParallelLinearTest < Minitest::Test
     counts.each { |count| assert_equal({plain: [1, 1, 0], sequence: [2, 2, 1]}, count) }
   end
 
+  # Rank 1 joins the input's gradient once rank 0 has computed the weight's, which is most of what backward allocates.
+  def test_weights_gradients_are_computed_while_the_inputs_is_reduced
+    computed = Event.new
+    found = world(2) do |rank|
+      input, weight = leaf(numbers([2, 8], 1)), leaf(numbers([1024, 8], 2))
+      result = NN.column_linear(input, weight).sum
+      if rank == 1
+        computed.wait
+        result.backward
+      else
+        before = Distributed.memory_stats[:current_bytes]
+        backward = Thread.new { result.backward }
+        await("the weight's gradient") { Distributed.memory_stats[:current_bytes] - before >= 1024 * 8 * 8 }
+        early = input.grad.nil?
+        computed.set
+        backward.join
+      end
+      [early, input.grad.shape]
+    end
+    assert_equal [[true, [2, 8]], [nil, [2, 8]]], found
+  end
+
   # --- what has no gradient, and several backwards ---
 
   def test_only_what_requires_a_gradient_has_one

@@ -64,9 +64,10 @@ class RunTest < Minitest::Test
   end
 
   def test_random_numbers_are_those_of_the_seed_on_all_ranks
-    draw = ->(*) { [Torch.randn(2).to_a, rand(1_000_000)] }
+    dropped = -> { Torch::NN::F.dropout(Torch.ones(32), p: 0.5).to_a }
+    draw = ->(*) { [Torch.randn(2).to_a, dropped.call, rand(1_000_000)] }
     zero, one = [{}, {seed: 1}].map { |options| launched(2, **options, &draw) }
-    expected = Distributed.fork_world(1) { Torch.manual_seed(0).then { [Torch.randn(2).to_a, Random.new(0).rand(1_000_000)] } }.first
+    expected = Distributed.fork_world(1) { Torch.manual_seed(0).then { [Torch.randn(2).to_a, dropped.call, Random.new(0).rand(1_000_000)] } }.first
     assert_equal [expected] * 2, zero
     assert_equal 1, one.uniq.size
     refute_equal zero, one

@@ -111,6 +111,23 @@ class StepMemoryTest < Minitest::Test
     assert_empty run_steps(BUDGET, 20, every: nil, budget: BUDGET).collected_at
   end
 
+  # What programs call: at least once in so many steps, or never.
+  def test_synchronize_gc
+    found = Distributed.fork_world(1) do
+      [{every: 5}, {every: false}, {every: true}].map do |options|
+        heap = Heap.new
+        Torch::Distributed::StepMemory.instance_variable_set(:@instance, heap.memory)
+        Distributed.synchronize_gc(**options)
+        16.times do
+          Distributed.keep_memory
+          heap.leave((options[:every] == true) ? BUDGET : 1)
+        end
+        heap.collections
+      end
+    end
+    assert_equal [[4, 0, 16]], found
+  end
+
   def test_periods_and_budgets_that_are_none_are_refused
     [{every: 0}, {every: 1.5}, {every: nil}, {budget: 0}, {budget: nil}].each do |options|
       text = assert_raises(ArgumentError) { Distributed.synchronize_gc(**options) }.message
@@ -167,6 +184,19 @@ class StepMemoryTest < Minitest::Test
     end
     assert_equal [true], kept
     assert_operator peak, :<=, 100
+  end
+
+  # The system would get back at once what is as large as this.
+  def test_freed_memory_stays_for_the_next_step
+    kept = in_fresh_process do
+      Torch::Distributed.keep_memory
+      resident = -> { File.read("/proc/self/status")[/VmRSS:\s+(\d+)/, 1].to_i }
+      before = resident.call
+      Thread.new { Torch.ones(10_000_000) && nil }.join # of 39,000 kB, and no longer on a stack
+      GC.start
+      resident.call - before
+    end
+    assert_operator kept, :>, 30_000
   end
 
   def test_a_process_that_is_not_to_keep_memory_says_so

@@ -32,16 +32,17 @@ class WrappersTest < Minitest::Test
         wrapper = kind.new(Model.new)
         calls = [-> { wrapper.configure_optimizers }, -> { wrapper.epoch = 3 }, -> { wrapper.no_such_method }]
         texts = calls.map { |call| assert_raises(NoMethodError, &call).message }
-        [kind.name, texts, wrapper.inspect, wrapper.to_s, wrapper.module.configure_optimizers, wrapper.respond_to?(:configure_optimizers)]
+        [kind.name, texts, wrapper.inspect, wrapper.to_s, wrapper.module.configure_optimizers, wrapper.respond_to?(:configure_optimizers),
+          wrapper.module.inspect.scan("Linear(in_features: 2").size]
       end
     end.first
-    found.each do |name, (method, writer, none), shown, text, value, responds|
+    found.each do |name, (method, writer, none), shown, text, value, responds, layers|
       assert_match(/\Aundefined method `configure_optimizers' for a #{name}: the WrappersTest::Model within it has it, so call model.module.configure_optimizers/, method)
       assert_match(/model.module.epoch=/, writer)
       assert_match(/undefined method [`']no_such_method'/, none)
       assert_operator [method, writer, none].map { |each| each.lines.size }.max, :<, 10
       assert_equal ["#<#{name} of a WrappersTest::Model>"] * 2, [shown, text]
-      assert_equal [:made, false], [value, responds]
+      assert_equal [:made, false, 40], [value, responds, layers]
     end
   end
 

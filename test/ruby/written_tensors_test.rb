@@ -84,6 +84,20 @@ class WrittenTensorsTest < Minitest::Test
     said.flatten(1).each { |each| assert_match(/modified by an inplace operation/, each.to_s) }
   end
 
+  # A checkpoint that is loaded between a forward and its backward.
+  def test_a_checkpoint
+    said = Dir.mktmpdir do |folder|
+      world(2) do
+        net = Torch::NN::Linear.new(3, 3)
+        Distributed::Checkpoint.save(folder, model: net)
+        later = net.call(Torch.ones(1, 3).requires_grad!(true)).sum
+        Distributed::Checkpoint.load(folder, model: net)
+        failure { later.backward }
+      end
+    end
+    said.each { |each| assert_match(/modified by an inplace operation/, each.to_s) }
+  end
+
   # Gradients in buckets, which a learned optimizer computes with.
   def test_gradients
     said = world(2) do

@@ -185,6 +185,24 @@ class ZeroRedundancyOptimizerTest < Minitest::Test
     assert_equal [runs], results.map(&:first).uniq
   end
 
+  # One operation for each dtype, instead of one for each parameter or part of one.
+  def test_how_often_a_step_gathers
+    counts = world(2) do
+      [false, true].map do |views|
+        params = parameters + parameters(:float64)
+        optimizer = ZeRO.new(params, optimizer_class: Torch::Optim::SGD, parameters_as_bucket_view: views, lr: 0.1)
+        write_gradients(params, 0)
+        before = Distributed.barrier(async_op: true).tap(&:wait).sequence
+        optimizer.step
+        Distributed.barrier(async_op: true).tap(&:wait).sequence - before - 1
+      end
+    end
+    counts.each do |pieces, views|
+      assert_equal 2, views
+      assert_operator pieces, :>, 2
+    end
+  end
+
   # They would leave less of what trains to some ranks; and they are not gathered.
   def test_frozen_parameters_are_divided_apart
     results = world(2) do |rank|
