@@ -8,7 +8,7 @@ module Torch
       # collective call of all processes that have a part.
       #
       # @param model [Torch::NN::Module]
-      # @param rank0_only [Boolean] whether only rank 0 keeps them; the others get an empty Hash, and never hold more than a unit
+      # @param rank0_only [Boolean] whether only rank 0 keeps them; the others get an empty Hash, and hold one unit and what waits to be collected
       # @param process_group [ProcessGroup, nil] whose processes have different names of the model, such as the stages of a pipeline: all
       #   get those of all. nil: the model has all
       # @return [Hash{String => Torch::Tensor}] copies on the CPU

@@ -18,7 +18,7 @@ module Torch
         # {Distributed#full_state_dict} of a sharded model.
         #
         # @param mod [Torch::NN::Module]
-        # @param rank0_only [Boolean] whether only rank 0 keeps them; the others get an empty Hash, and never hold more than a unit
+        # @param rank0_only [Boolean] whether only rank 0 keeps them; the others get an empty Hash, and hold one unit and what waits to be collected
         # @return [Hash{String => Torch::Tensor}] copies on the CPU
         def full_state_dict(mod, rank0_only: false)
           units_of(mod)
