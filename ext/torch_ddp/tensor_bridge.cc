@@ -111,7 +111,9 @@ size_t tddp_rb_shape(const tddp_tensor *tensor, const int64_t **dims)
 
 void tddp_rb_set_num_threads(int count)
 {
-    at::set_num_threads(count);
+    // Setting it starts another pool of libtorch's, whose threads spin for a while.
+    if (at::get_num_threads() != count)
+        at::set_num_threads(count);
 }
 
 int tddp_rb_num_threads(void)
