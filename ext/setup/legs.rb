@@ -16,13 +16,15 @@ module Setup
     }.freeze
 
     # `rake test`, longest first.
-    QUICK = %i[ruby c launch stand_ins partners laws].freeze
+    QUICK = %i[ruby c launch laws].freeze
+    # As quick, and of other things: the logic of GPUs, and PyTorch, which is large to install.
+    ASIDE = %i[stand_ins partners].freeze
     # What CI runs after it, longest first.
-    FURTHER = %i[debian13 newest slow asan tsan slow_c cuda fuzz schedulers gem docs lint].freeze
+    FURTHER = (%i[debian13 newest slow asan tsan slow_c cuda fuzz schedulers] + ASIDE + %i[gem docs lint]).freeze
 
-    # What the roots run of it. Their Ruby is the same, so torchrun's tests are run in one of them; the laws and what needs stand-ins
+    # What the roots run. Their Ruby is the same, so torchrun's tests are run in one of them; the laws and what needs stand-ins
     # in the other.
-    DEBIAN13 = (QUICK - %i[launch]).freeze
+    DEBIAN13 = (QUICK + ASIDE - %i[launch]).freeze
     NEWEST = %i[ruby c launch partners].freeze
 
     # The files that decide how a leg ends, for legs that are skipped while these stay the same.
@@ -51,10 +53,11 @@ module Setup
     # @raise [Failure] for an unknown name
     def self.quick(names)
       wanted = names.split(",").map(&:to_sym)
-      unknown = wanted - QUICK
-      raise Failure, "TDDP_LEGS: #{unknown.join(", ")}: expected some of #{QUICK.join(", ")}" if unknown.any?
+      all = QUICK + ASIDE
+      unknown = wanted - all
+      raise Failure, "TDDP_LEGS: #{unknown.join(", ")}: expected some of #{all.join(", ")}" if unknown.any?
 
-      wanted.empty? ? QUICK : QUICK & wanted
+      wanted.empty? ? QUICK : all & wanted
     end
 
     # Runs legs and prints the sums.
@@ -82,11 +85,12 @@ module Setup
     end
 
     def c
-      @tests.leg("c", slots: 3) { @tests.ctest("c", Native::BUILD, jobs: 3, only: %w[-LE slow]) }
+      # A third of their time they wait for ends, deadlines and other processes; torchrun's tests do most of it.
+      @tests.leg("c", slots: 2) { @tests.ctest("c", Native::BUILD, jobs: 3, only: %w[-LE slow]) }
     end
 
     {
-      laws: {folder: "lint"}, ruby: {jobs: 3, preload: "torch/distributed"}, launch: {jobs: 2}, partners: {jobs: 2}, slow: {jobs: 3}
+      laws: {folder: "lint"}, ruby: {jobs: 3, preload: "torch/distributed"}, launch: {jobs: 2, slots: 1}, partners: {jobs: 2}, slow: {jobs: 3}
     }.each do |name, options|
       define_method(name) { minitest(name.to_s, "test/#{options.fetch(:folder, name)}/**/*_test.rb", **options.except(:folder)) }
     end
@@ -192,8 +196,8 @@ module Setup
       @tests.leg(name, slots: 3) { @tests.ctest(name, Native.cmake(name, options: build), jobs: 3, only: %w[-LE many], **options) }
     end
 
-    def minitest(name, *patterns, jobs: 1, **options)
-      @tests.leg(name, slots: jobs) { @tests.minitest(name, *patterns, jobs: jobs, **options) }
+    def minitest(name, *patterns, jobs: 1, slots: jobs, **options)
+      @tests.leg(name, slots: slots) { @tests.minitest(name, *patterns, jobs: jobs, **options) }
     end
 
     def unless_unchanged(name, patterns, *settings, &block)

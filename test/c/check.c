@@ -1,13 +1,14 @@
 /*
  * Runs the registered tests: each in a process group of its own, its ranks as children of that,
  * with a time limit. The parent only waits, so that a test that crashes or hangs cannot hurt the
- * next one.
+ * next one. A test that leaves a process behind has failed.
  */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -19,7 +20,12 @@
 #include "events.h"
 #include "runner.h"
 
-enum { EXIT_FAILED = 1, EXIT_SKIPPED = 77, MAX_PROCESSES = 16 };
+enum {
+    EXIT_FAILED = 1,
+    EXIT_SKIPPED = 77,
+    MAX_PROCESSES = 16,
+    LEFTOVERS_SECONDS = 2, /* until what a test has killed, but not waited for, is gone */
+};
 
 static check_case *cases;
 static const check_service *service;
@@ -216,6 +222,29 @@ static void show(FILE *output)
     }
 }
 
+/* True: processes that the test started are left and do not end. Those of its group are killed. */
+static bool leaves_processes(pid_t leader)
+{
+    const double patience = LEFTOVERS_SECONDS * check_timeout_multiplier();
+    double limit = check_now() + patience;
+    bool found = false;
+    pid_t pid;
+    while ((pid = waitpid(-1, NULL, WNOHANG)) >= 0) {
+        if (check_now() > limit) {
+            if (found) {
+                break;
+            }
+            found = true;
+            kill(-leader, SIGKILL);
+            limit += patience;
+        }
+        if (pid == 0) {
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        }
+    }
+    return found;
+}
+
 static int run_case(const check_case *test)
 {
     FILE *output = tmpfile();
@@ -248,11 +277,15 @@ static int run_case(const check_case *test)
         nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
     }
     int code = timed_out ? EXIT_FAILED : exit_code_of(status);
-    printf("%s %s (%.2f s)%s\n",
+    const double end = check_now();
+    const bool leaves = leaves_processes(leader);
+    code = leaves ? EXIT_FAILED : code;
+    printf("%s %s (%.2f s)%s%s\n",
            code == 0              ? "ok"
            : code == EXIT_SKIPPED ? "skip"
                                   : "FAIL",
-           test->name, check_now() - start, timed_out ? ": out of time" : "");
+           test->name, end - start, timed_out ? ": out of time" : "",
+           leaves ? ": left a process behind" : "");
     if (code) {
         show(output);
     }
@@ -266,6 +299,8 @@ int main(int argc, char **argv)
     int failed = 0;
     int skipped = 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
+    prctl(PR_SET_CHILD_SUBREAPER,
+          1); /* what a test leaves behind becomes a child of this process */
     for (check_case *test = cases; test; test = test->next) {
         if (argc > 1 && !strstr(test->name, argv[1])) {
             continue;

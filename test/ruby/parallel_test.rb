@@ -22,36 +22,6 @@ class ParallelTest < Minitest::Test
     assert_operator differences.flatten.max, :<, 1e-10, differences.inspect
   end
 
-  def test_stages_that_share_a_weight
-    differences = Dir.mktmpdir do |dir|
-      world(4) do
-        expected = ParallelTraining.plain(4, :float64, 0.5, tied: true)
-        [{pp: 2, tp: 2}, {pp: 2, dp: 2}].each_with_index.map do |dims, i|
-          ParallelTraining.difference("#{dir}/#{i}", expected, dims, :float64, 4, 0.5, tied: true)
-        end
-      end
-    end
-    assert_operator differences.flatten.max, :<, 1e-10, differences.inspect
-    error = assert_raises(Torch::Distributed::WorkerError) { world(2) { ParallelTraining.divided({pp: 2, dp: 1}, :float64, tied: true, shard: :full_shard, mixed_precision: :bfloat16) } }
-    assert_match(/shard: embedding\.bytes\.weight and head\.scores\.weight are one parameter, in different stages/, error.message)
-  end
-
-  def test_a_checkpoint_goes_on_with_other_dimensions
-    worst = Dir.mktmpdir do |dir|
-      world(4) do
-        losses, = ParallelTraining.plain(6, :float64, nil)
-        first, optimizer = ParallelTraining.divided({pp: 2, tp: 2}, :float64)
-        actual = ParallelTraining.train(first, optimizer, 0...3, nil)
-        Torch::Distributed::Checkpoint.save(dir, model: first, optimizer: optimizer, step: 3)
-        second, optimizer = ParallelTraining.divided({dp: 2, pp: 2}, :float64, shard: :full_shard)
-        Torch::Distributed::Checkpoint.load(dir, model: second, optimizer: optimizer)
-        actual += ParallelTraining.train(second, optimizer, 3...6, nil)
-        losses.zip(actual).map { |one, other| (one - other).abs / one }.max
-      end
-    end.max
-    assert_operator worst, :<, 1e-10
-  end
-
   def test_the_output_is_that_of_the_plain_model
     world(4) do
       parallel, = ParallelTraining.divided({pp: 2, tp: 2}, :float64)

@@ -4,7 +4,7 @@ require_relative "random_sharding"
 
 # A few of the random cases; more of them with TDDP_RANDOM_CASES, others with TDDP_RANDOM_SEED. test/slow has many.
 class RandomShardingTest < Minitest::Test
-  CASES = Integer(ENV.fetch("TDDP_RANDOM_CASES", "15"))
+  CASES = Integer(ENV.fetch("TDDP_RANDOM_CASES", "5"))
   SEED = Integer(ENV.fetch("TDDP_RANDOM_SEED", "1"))
 
   [1, 2, 3].each do |size|

@@ -4,7 +4,7 @@ require_relative "random_training"
 
 # The same cases in each run; more of them with TDDP_RANDOM_CASES, others with TDDP_RANDOM_SEED. test/slow has many.
 class RandomTrainingTest < Minitest::Test
-  CASES = Integer(ENV.fetch("TDDP_RANDOM_CASES", "25"))
+  CASES = Integer(ENV.fetch("TDDP_RANDOM_CASES", "10"))
   SEED = Integer(ENV.fetch("TDDP_RANDOM_SEED", "1"))
 
   def runner

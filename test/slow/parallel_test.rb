@@ -42,6 +42,20 @@ class ParallelCombinationsTest < Minitest::Test
     follow(4, %i[interleaved_1f1b interleaved_zero_bubble].map { |name| [{pp: 2, tp: 2}, options.merge(schedule: name)] }, :float64)
   end
 
+  def test_stages_that_share_a_weight
+    differences = Dir.mktmpdir do |dir|
+      world(4) do
+        expected = ParallelTraining.plain(4, :float64, 0.5, tied: true)
+        [{pp: 2, tp: 2}, {pp: 2, dp: 2}].each_with_index.map do |dims, i|
+          ParallelTraining.difference("#{dir}/#{i}", expected, dims, :float64, 4, 0.5, tied: true)
+        end
+      end
+    end
+    assert_operator differences.flatten.max, :<, 1e-10, differences.inspect
+    error = assert_raises(Torch::Distributed::WorkerError) { world(2) { ParallelTraining.divided({pp: 2, dp: 1}, :float64, tied: true, shard: :full_shard, mixed_precision: :bfloat16) } }
+    assert_match(/shard: embedding\.bytes\.weight and head\.scores\.weight are one parameter, in different stages/, error.message)
+  end
+
   def test_a_checkpoint_of_each_goes_on_with_each
     all = self.class.combinations(4).select { |_, options| options[:schedule] == :"1f1b" }
     worst = Dir.mktmpdir do |dir|

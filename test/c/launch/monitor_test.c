@@ -1,5 +1,6 @@
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -115,7 +116,7 @@ TEST(many_workers_in_a_line)
     CHECK(strstr(text, "rank 8") == NULL);
 }
 
-/* A child that uses a core itself, and whose own child does too, once `pipe` is closed. */
+/* A child that uses a core itself, and whose own child does too, and ends with it. */
 static pid_t start_busy(void)
 {
     int started[2];
@@ -125,7 +126,7 @@ static pid_t start_busy(void)
     if (pid == 0) {
         close(started[0]);
         if (fork() == 0) {
-            (void)alarm(20);
+            (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
         }
         (void)!write(started[1], "x", 1);
         close(started[1]);

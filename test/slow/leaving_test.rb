@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require_relative "test_helper"
+require_relative "../ruby/test_helper"
 require "json"
 
 # A rank whose program ends by an error: the others, whose operations fail for want of it, read which one.

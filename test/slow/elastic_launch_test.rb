@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-require_relative "test_helper"
+require_relative "../ruby/test_helper"
 
 # Jobs under torchrun from within a program. Workers that need no Ruby are a shell's: they start in a moment.
 class ElasticLaunchTest < Minitest::Test
