@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require_relative "carried_outputs"
 require_relative "sharded_training"
 
 # Random models, sharded in random ways, and random sequences of what training does with them, beside one process that
@@ -22,24 +23,13 @@ module RandomSharding
 
   # Its tensor leaves it in an object of one class or another.
   class Carrier < Torch::NN::Module
-    Output = Struct.new(:tensor, :text)
-
-    # As models of other gems return them.
-    class Plain
-      def initialize(tensor)
-        @data = {hidden: tensor, self: self}
-      end
-    end
-
-    KINDS = [->(x) { [x, nil] }, ->(x) { {"a" => {b: x}} }, ->(x) { Output.new(x, "text") }, ->(x) { Plain.new(x) }, ->(x) { [Plain.new([x])] }, ->(x) { Set[x] }].freeze
-
     def initialize(layer)
       super()
       @layer = layer
     end
 
     def forward(x, choice)
-      KINDS[choice % KINDS.size].call(@layer.call(x))
+      CarriedOutputs.carry(@layer.call(x), choice)
     end
   end
 
@@ -83,7 +73,7 @@ module RandomSharding
       way.reduce(x) do |hidden, step|
         inputs = %i[choice carrier].include?(@kinds[step.block]) ? [hidden, step.choice] : [hidden]
         output = step.again ? Torch::Utils::Checkpoint.checkpoint(@blocks[step.block], *inputs) : @blocks[step.block].call(*inputs)
-        Torch::Distributed::Nested.tensors(output).first
+        CarriedOutputs.tensor_of(output)
       end
     end
 
@@ -123,7 +113,7 @@ module RandomSharding
       used = (others.select { random.rand < 0.7 } + others.sample(1, random: random)).shuffle(random: random)
       path = [0, *used].map { |block| [block, random.rand < 0.2] }
       Array.new(size) do
-        path.map { |block, again| Step.new(block, random.rand((kinds[block] == :carrier) ? Carrier::KINDS.size : 3), again, !again && %i[early late].include?(kinds[block]) && random.rand < 0.6) }
+        path.map { |block, again| Step.new(block, random.rand((kinds[block] == :carrier) ? CarriedOutputs::KINDS.size : 3), again, !again && %i[early late].include?(kinds[block]) && random.rand < 0.6) }
       end
     end
 

@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require_relative "test_helper"
+require_relative "carried_outputs"
 require_relative "random_training_cases"
 
 # Random models and random sequences of what training does with them: each rank compares its copy after each action with
@@ -24,11 +25,13 @@ module RandomTraining
     end
 
     # @param inner [Boolean] whether the first block makes a gradient step of its own
-    def forward(x, path, inner: false)
+    # @param form [Integer, nil] the kind of object that the output is in; nil: a tensor
+    def forward(x, path, inner: false, form: nil)
       raise ArgumentError, "a bad batch" if x.nil?
 
       Torch.enable_grad { run(blocks[path.first], x).pow(2).sum.backward } if inner
-      path.reduce(x) { |hidden, index| run(blocks[index], hidden).tanh }
+      output = path.reduce(x) { |hidden, index| run(blocks[index], hidden).tanh }
+      form ? CarriedOutputs.carry(output, form) : output
     end
 
     private
@@ -152,7 +155,7 @@ module RandomTraining
       @buffers_due = how[:sync]
       expected = ranks.map { |rank| @copies[rank].call(input(rank, how[:seed]), how[:paths][rank], inner: how[:inner]) }
       use(how[:paths].map { |path| path.first(1) }) if how[:inner]
-      call = -> { @model.call(input(@rank, how[:seed]), how[:paths][@rank], inner: how[:inner]) }
+      call = -> { CarriedOutputs.tensor_of(@model.call(input(@rank, how[:seed]), how[:paths][@rank], inner: how[:inner], form: how[:form])) }
       actual = how[:sync] ? call.call : without_sync(&call)
       @open ||= how[:sync]
       [actual, expected, how[:paths], @open ? @round : nil]
@@ -330,7 +333,7 @@ module RandomTraining
       copies_buffers if @buffers_due
       @buffers_due = how[:sync]
       inputs = [@rank, *ranks].map { |rank| input(rank, how[:seed]).requires_grad!(true) }
-      call = -> { @model.call(inputs[0], how[:paths][@rank]) }
+      call = -> { CarriedOutputs.tensor_of(@model.call(inputs[0], how[:paths][@rank], form: how[:form])) }
       outputs = [how[:sync] ? call.call : @model.no_sync(&call)] +
         ranks.map { |rank| @copies[rank].call(inputs[rank + 1], how[:paths][rank]) }
       outputs.each { |output| output.pow(2).sum.backward }

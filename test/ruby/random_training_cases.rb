@@ -90,7 +90,7 @@ module RandomTraining
     end
 
     def round(sync)
-      {sync: sync, paths: paths, seed: seed}
+      {sync: sync, paths: paths, seed: seed, form: chance(0.5) ? @random.rand(1 << 10) : nil}
     end
 
     def forward(sync)
