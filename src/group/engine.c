@@ -207,6 +207,7 @@ static bool add(tddp_engine *engine, tddp_group *group, tddp_eventcount *events)
     const bool same = alone || !engine->events || engine->events == events;
     if (same) {
         engine->events = alone ? engine->events : events;
+        group->polled = true; /* before the engine's thread finds it */
         group->next_polled = engine->groups;
         engine->groups = group;
     }
@@ -227,7 +228,6 @@ tddp_status tddp_engine_add(tddp_group *group)
         group->engine = own;
         (void)add(own, group, events);
     }
-    group->polled = true;
     return TDDP_OK;
 }
 

@@ -29,7 +29,8 @@ module Torch
         end
       end
 
-      Torch::Tensor.prepend(Backward)
+      # YARD, which does not know torch-rb's classes, leaves blocks alone.
+      Torch::Tensor.class_eval { prepend Backward }
     end
   end
 end

@@ -122,9 +122,8 @@ module Torch
         end
       end
 
-      Torch.singleton_class.prepend(Saving)
-      Torch::NN::Module.prepend(Loading)
-      Torch::Optim::Optimizer.prepend(OptimizerStates)
+      {Torch.singleton_class => Saving, Torch::NN::Module => Loading, Torch::Optim::Optimizer => OptimizerStates}
+        .each { |extended, extension| extended.prepend(extension) }
     end
   end
 end
