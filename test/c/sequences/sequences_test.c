@@ -39,7 +39,7 @@ static void carry_all(seq_carrier carrier, int programs)
 MULTI_TEST(over_shared_memory, 1, 900)
 {
     CHECK_INT(setenv("LAYOUT", "one", 1), 0);
-    carry(SHARED_MEMORY, 24);
+    carry(SHARED_MEMORY, 12);
 }
 
 MULTI_TEST(everything_over_shared_memory, 1, 900)
@@ -54,7 +54,7 @@ MULTI_TEST(over_threads, 1, 900)
     seq_carrier carrier = SHARED_MEMORY;
     CHECK_INT(setenv("LAYOUT", "one", 1), 0);
     carrier.threads = true;
-    carry(carrier, 12);
+    carry(carrier, 6);
 }
 
 MULTI_TEST(everything_over_threads, 1, 900)
@@ -68,7 +68,7 @@ MULTI_TEST(everything_over_threads, 1, 900)
 MULTI_TEST(over_gloo, 1, 900)
 {
     CHECK_INT(setenv("TDDP_SHM", "0", 1), 0);
-    carry(GLOO, 16);
+    carry(GLOO, 8);
 }
 
 MULTI_TEST(everything_over_gloo, 1, 900)
@@ -81,7 +81,7 @@ MULTI_TEST(over_hosts, 1, 900)
 {
     seq_carrier carrier = GLOO;
     carrier.hosts = carrier.algorithms = true;
-    carry(carrier, 16);
+    carry(carrier, 8);
 }
 
 /* Each program with a layout that its seed draws. */
@@ -101,7 +101,7 @@ MULTI_TEST(over_fake, 1, 900)
                         .cpu = true,
                         .any_source = true,
                         .stores = true},
-          8);
+          4);
 }
 
 MULTI_TEST(over_nccl, 1, 900)
@@ -113,7 +113,7 @@ MULTI_TEST(over_nccl, 1, 900)
                         .cpu = true,
                         .cuda = true,
                         .nccl = true},
-          8);
+          4);
 }
 
 MULTI_TEST(over_one_for_each_device, 1, 900)
@@ -125,5 +125,5 @@ MULTI_TEST(over_one_for_each_device, 1, 900)
                         .cpu = true,
                         .cuda = true,
                         .nccl = true},
-          8);
+          4);
 }
