@@ -299,8 +299,8 @@ int main(int argc, char **argv)
     int failed = 0;
     int skipped = 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    prctl(PR_SET_CHILD_SUBREAPER,
-          1); /* what a test leaves behind becomes a child of this process */
+    /* What a test leaves behind becomes a child of this process. */
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
     for (check_case *test = cases; test; test = test->next) {
         if (argc > 1 && !strstr(test->name, argv[1])) {
             continue;

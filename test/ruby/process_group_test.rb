@@ -214,6 +214,7 @@ class ProcessGroupTest < Minitest::Test
       exit Integer(ARGV[0]) if ARGV[0]
       raise "on purpose" if ENV["RAISE"]
     RUBY
+    assert_equal ["bye\n", "", 0], ruby(code).then { |out, err, status| [out, err, status.exitstatus] }
     assert_equal ["bye\n", "", 3], ruby(code, "3").then { |out, err, status| [out, err, status.exitstatus] }
     out, err, status = ruby(code, env: {"RAISE" => "1"})
     assert_equal ["bye\n", 1], [out, status.exitstatus]

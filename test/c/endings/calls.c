@@ -185,8 +185,7 @@ static tddp_status call_message(caller *self)
     const int to = (self->member->rank + 1) % ranks;
     const int from = (self->member->rank + ranks - 1) % ranks;
     uint64_t *state = &self->state;
-    /* Where a backend serves each kind of memory, both ends of a message have theirs in the same.
-     */
+    /* Where each kind of memory has a backend, both ends of a message have the same kind. */
     uint64_t agreed = endings_stream_of(program->seed, 51, self->messages);
     const bool apart = program->carrier->device && !program->carrier->any_source;
     const tddp_device_type type = memory_of(program->carrier, apart ? &agreed : state);
