@@ -34,6 +34,8 @@ module Torch
         @reserved = bind_port
         @listener = bind_port.tap { |socket| socket.listen(Socket::SOMAXCONN) }
         @port, @store_port = [@reserved, @listener].map { |socket| socket.local_address.ip_port }
+        # Otherwise each fork would sweep this process' garbage, which copies the pages that it lies on.
+        GC.start(full_mark: false) if @method == :fork
         @size.times { |rank| start(rank) }
         host_store
         listen
