@@ -307,13 +307,79 @@ TDDP_API int tddp_store_has_extended_api(const tddp_store *store);
 TDDP_API TDDP_NODISCARD tddp_status tddp_store_list_keys(tddp_store *store, const tddp_wait *wait,
                                                          tddp_blob_list *out);
 
+/* --- ephemeral keys and watches -------------------------------------------------------------- */
+
+/*
+ * Who is connected, and what has changed: for TCP stores whose server is torch-ddp's, and prefix
+ * stores over them. TDDP_UNSUPPORTED: another kind of store, or a server of PyTorch; the store
+ * stays usable.
+ *
+ * Both belong to the store's connection, which tddp_store_clone() does not share. The connection is
+ * lost when a call returns TDDP_NETWORK (then open another store), and when the server does not
+ * answer a call within its time (TDDP_TIMEOUT, TDDP_CANCELED): the next call makes a new one. The
+ * keys of the old one go then, and nothing sets them again but their owner, who does so by
+ * tddp_store_set_ephemeral(), before the limit is over in any case; with a time of the calls that
+ * is as long as what a silent server is granted, a shorter silence does not cost the connection. A
+ * first watch on a new connection answers at once, so that who watches sees whether its own key is
+ * still there. Whether a key that is gone for a moment means that its owner is lost, its readers
+ * decide.
+ */
+
+/**
+ * Stores a value that is deleted once this store's connection has ended, for whatever reason, or
+ * once the server has received nothing from it for `limit_ms` (0: only when it ends). Each request
+ * counts as a sign of life, this one too; a watch that is under way does not. Time in which the
+ * server itself was stopped does not count against its clients.
+ *
+ * Setting it again on the same connection renews its limit, which with the same value is no change
+ * to those who watch it. Another connection that sets it takes the key over: the end of the first
+ * no longer deletes it. Any other call that stores a value makes it an ordinary key.
+ *
+ * `if_absent`: only if there is no such key, or it is ephemeral and this connection's already; of
+ * several callers one succeeds. `*set` is 1 if the value was stored, else 0 (only with
+ * `if_absent`); `now`, which may be NULL, receives the value that the key has then:
+ * tddp_blob_free(). It can equal `value` although `*set` is 0: an earlier connection of the caller
+ * has it, and the server does not know yet that it is gone.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_set_ephemeral(tddp_store *store, tddp_slice key,
+                                                             tddp_slice value, int64_t limit_ms,
+                                                             int if_absent, const tddp_wait *wait,
+                                                             int *set, tddp_blob *now);
+
+/** Keys and their values: `values.blobs[i]` is that of `keys.blobs[i]`. Owned by the caller, who
+ *  frees them with tddp_store_entries_free(). */
+typedef struct tddp_store_entries {
+    tddp_blob_list keys;
+    tddp_blob_list values;
+} tddp_store_entries;
+
+/** Frees both lists and clears the fields. Empty ones are fine. */
+TDDP_API void tddp_store_entries_free(tddp_store_entries *entries);
+
+/**
+ * Returns all keys that begin with `prefix` (empty: all keys) and their values, in no order: at
+ * once with the first call on a connection and with a call of another prefix, afterwards once one
+ * of them has changed since the last result: was made, got another value, was deleted. Several
+ * changes may be one result; it is never older than what this caller has stored. A prefix store's
+ * keys are those beneath its prefix, without it.
+ *
+ * A connection watches one prefix; that it does so costs the server a comparison for each change
+ * of any key. TDDP_TIMEOUT and TDDP_CANCELED leave the store as usable as before, and no change is
+ * lost: the next call continues. Other calls may come in between, from other threads only after
+ * this one has returned.
+ */
+TDDP_API TDDP_NODISCARD tddp_status tddp_store_watch(tddp_store *store, tddp_slice prefix,
+                                                     const tddp_wait *wait,
+                                                     tddp_store_entries *out);
+
 /* --- queues and barriers --------------------------------------------------------------------- */
 
 /*
  * The first value creates a queue, and removing the last one deletes it. Queues and keys have
  * separate namespaces, but a wait for a name that both have ends for either.
  *
- * TDDP_UNSUPPORTED: the server is PyTorch's and has no such thing. The store stays usable.
+ * TDDP_UNSUPPORTED: the server is PyTorch's and has no such thing, or the store is one in a file,
+ * which has no queues. The store stays usable.
  */
 
 /** Adds a value at the end of a queue. */
