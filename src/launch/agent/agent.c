@@ -128,7 +128,7 @@ static void start_alone(tddp_launch_agent *agent, int restart)
 
 static void start_first_round(tddp_launch_agent *agent)
 {
-    const tddp_launch_times times = tddp_launch_times_of(&agent->options->conf);
+    const tddp_launch_times times = tddp_launch_times_of(agent->options);
     agent->phase = TDDP_LAUNCH_JOINING;
     agent->deadline = INT64_MAX;
     if (agent->options->max_nodes == 1) {

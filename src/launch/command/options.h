@@ -85,10 +85,6 @@ typedef struct tddp_launch_conf {
     tddp_launch_etcd_conf etcd;
 } tddp_launch_conf;
 
-/* heartbeat_timeout in seconds, or what keep_alive_interval and keep_alive_max_attempt make of it:
- * all nodes must have the same. */
-int tddp_launch_silence_s(const tddp_launch_conf *conf);
-
 /* "HOST:PORT", with brackets where they are needed. */
 void tddp_launch_endpoint_text(const tddp_launch_endpoint *endpoint, char *text, size_t size);
 
@@ -191,6 +187,11 @@ typedef const char *(*tddp_launch_lookup)(const char *name);
 TDDP_NODISCARD tddp_status tddp_launch_options_parse(int argc, char **argv,
                                                      tddp_launch_lookup lookup,
                                                      tddp_launch_options *out);
+
+/* After how long without a sign of life a node counts as lost, in seconds: heartbeat_timeout, or
+ * what keep_alive_interval and keep_alive_max_attempt make of it; 0: never, which is static's
+ * default. All nodes must have the same. */
+int tddp_launch_silence_s(const tddp_launch_options *options);
 
 /* Checks local ranks that were named against the number of workers, once that is known. */
 TDDP_NODISCARD tddp_status tddp_launch_options_check_local(const tddp_launch_options *options,

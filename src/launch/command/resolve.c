@@ -17,7 +17,8 @@ enum {
     CHECKED_WORKERS = 2,
     /* PyTorch's. */
     KEEP_ALIVE_INTERVAL_S = 5,
-    KEEP_ALIVE_MAX_ATTEMPT = 3
+    KEEP_ALIVE_MAX_ATTEMPT = 3,
+    SILENCE_S = 30
 };
 
 /* --- what is run ----------------------------------------------------------------------------- */
@@ -76,14 +77,19 @@ static tddp_status resolve_program(tddp_launch_options *options)
 
 /* --- where nodes meet ------------------------------------------------------------------------ */
 
-int tddp_launch_silence_s(const tddp_launch_conf *conf)
+int tddp_launch_silence_s(const tddp_launch_options *options)
 {
+    const tddp_launch_conf *conf = &options->conf;
     int interval =
         conf->keep_alive_interval > 0 ? conf->keep_alive_interval : KEEP_ALIVE_INTERVAL_S;
     int attempts =
         conf->keep_alive_max_attempt > 0 ? conf->keep_alive_max_attempt : KEEP_ALIVE_MAX_ATTEMPT;
-    bool given = conf->keep_alive_interval > 0 || conf->keep_alive_max_attempt > 0;
-    return given || conf->heartbeat_timeout < 0 ? interval * attempts : conf->heartbeat_timeout;
+    if (conf->keep_alive_interval > 0 || conf->keep_alive_max_attempt > 0) {
+        return interval * attempts;
+    }
+    return conf->heartbeat_timeout >= 0             ? conf->heartbeat_timeout
+           : options->backend == TDDP_LAUNCH_STATIC ? 0
+                                                    : SILENCE_S;
 }
 
 static tddp_status check_several_nodes(const tddp_launch_options *options)
@@ -137,7 +143,7 @@ static tddp_status take_master(tddp_launch_options *options)
 
 static tddp_status check_etcd(const tddp_launch_options *options)
 {
-    int silence_s = tddp_launch_silence_s(&options->conf);
+    int silence_s = tddp_launch_silence_s(options);
     if (!options->run_id || strlen(options->run_id) > MOST_RUN_ID_BYTES) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "--rdzv-backend=etcd needs --rdzv-id=ID, at most %d bytes, that no other "

@@ -1,101 +1,93 @@
 /*
- * A rendezvous backend: the place where nodes and coordinator leave their events and messages for
- * each other (text.h says what these are). c10d keeps them in a store that one of the nodes serves,
- * etcd in a cluster of its own. Each backend is a pair of tables: what a node needs of it, and what
- * the coordinator's host needs.
+ * Where the nodes keep what state.h describes, below the job's own prefix. c10d and static keep it
+ * in a store that one of the nodes serves, etcd in a cluster of its own. All functions but `open`
+ * and `close` may wait as long as `link->answer_ms`; an ephemeral key goes with the link that put
+ * it, or when nothing was heard from it for the silence that the job grants.
+ *
+ * A failure means that the link is of no further use before another `connect`, but for
+ * TDDP_OUT_OF_MEMORY and what is named.
  */
 #ifndef TDDP_LAUNCH_BACKEND_H
 #define TDDP_LAUNCH_BACKEND_H
 
-#include "launch/rendezvous/host.h"
-#include "launch/rendezvous/member.h"
+#include <tddp/store.h>
 
-/* --- a node's side --------------------------------------------------------------------------- */
+#include "launch/command/options.h"
+#include "launch/rendezvous/state.h"
+#include "launch/rendezvous/times.h"
 
 enum { TDDP_LAUNCH_WHY_BYTES = 320 };
 
-/* One look for the coordinator. */
-typedef struct tddp_launch_look {
-    int64_t limit_ms;                /* how long it may take */
-    tddp_launch_leader leader;       /* out: the coordinator; its `connection` is NULL if none */
-    tddp_launch_message *end;        /* out: the last message of a job that has ended */
-    bool gone;                       /* out: certainly no coordinator */
-    char why[TDDP_LAUNCH_WHY_BYTES]; /* out: why there is none */
-} tddp_launch_look;
+typedef struct tddp_launch_backend tddp_launch_backend;
 
-/* All of it runs on the rendezvous thread. A failure but TDDP_OUT_OF_MEMORY and those that are
- * named means that the connection to the coordinator is of no further use. */
-typedef struct tddp_launch_node_backend {
-    /* Makes what the node keeps from one coordinator to the next; `close` frees it. */
-    tddp_status (*open)(tddp_launch_node *node);
-    void (*close)(tddp_launch_node *node);
+/* A node's way there. */
+typedef struct tddp_launch_link {
+    const tddp_launch_backend *backend;
+    const tddp_launch_options *options; /* borrowed */
+    const char *run_id;                 /* borrowed */
+    const tddp_store_server *server;    /* borrowed; the store is served here. NULL: elsewhere */
+    tddp_launch_times times;
+    tddp_cancel *cancel; /* ends `connect` and `watch` */
+    char id[TDDP_LAUNCH_ID_BYTES];
+    void *state;                     /* the backend's */
+    bool gone;                       /* after `connect`: certainly nobody is there */
+    char why[TDDP_LAUNCH_WHY_BYTES]; /* after `connect`: why not */
+} tddp_launch_link;
 
-    /* Fills `leader` or, if the job has ended that this node was in, `end`; with neither there is
-     * no coordinator now, and perhaps a failure tells why: TDDP_CANCELED, TDDP_MISMATCH (another
-     * kind of job), those of the connection. */
-    tddp_status (*look)(tddp_launch_node *node, tddp_launch_look *look);
+/* What is kept there. All zero: nothing. */
+typedef struct tddp_launch_view {
+    char leader[TDDP_LAUNCH_ID_BYTES]; /* "": nobody leads */
+    tddp_blob state;                   /* `data` is NULL: there is none */
+    tddp_launch_entry *entries;
+    int count;
+} tddp_launch_view;
 
-    /* Takes a slot at node->leader, 1 or more. Messages from `*next_message` on are its own. */
-    tddp_status (*take_slot)(tddp_launch_node *node, int *slot, int *next_message);
+void tddp_launch_view_free(tddp_launch_view *view);
 
-    /* Sends an event; it may arrive twice. */
-    tddp_status (*push)(tddp_launch_node *node, tddp_slice event);
+/* Puts a key into a view, by its name below the job's prefix. What is none is logged and passed
+ * over. Errors: TDDP_OUT_OF_MEMORY. */
+TDDP_NODISCARD tddp_status tddp_launch_view_add(tddp_launch_view *view, tddp_slice key,
+                                                tddp_slice value);
 
-    /* A sign of life; fails if the coordinator is known to lead no more. */
-    tddp_status (*beat)(tddp_launch_node *node);
+struct tddp_launch_backend {
+    /* Fill and release `link->state`; `close` lets go of what is ephemeral. */
+    tddp_status (*open)(tddp_launch_link *link);
+    void (*close)(tddp_launch_link *link);
 
-    /* Waits for a message and returns a copy. TDDP_TIMEOUT, TDDP_CANCELED: it did not come. */
-    tddp_status (*await_message)(tddp_launch_node *node, int number, const tddp_wait *wait,
-                                 tddp_blob *out);
+    /* One attempt, of at most `limit_ms`. */
+    tddp_status (*connect)(tddp_launch_link *link, int64_t limit_ms);
 
-    /* Frees a leader's connection. */
-    void (*disconnect)(void *connection);
+    /* Replaces `*view` once it is another than the one that was returned last; at once after
+     * `connect`. TDDP_TIMEOUT, TDDP_CANCELED: nothing has changed yet, and the link may go on. */
+    tddp_status (*watch)(tddp_launch_link *link, int64_t limit_ms, tddp_launch_view *view);
 
-    /* What a lost coordinator is called, with where it was: "the torchrun that hosts … at H:P". */
-    void (*name)(const tddp_launch_node *node, char *text, size_t size);
+    /* Puts this node's entry; once more, also unchanged, it is a sign of life. */
+    tddp_status (*put_entry)(tddp_launch_link *link, tddp_slice value);
 
-    /* The job goes on without its coordinator, for which nodes look after the next one. */
+    /* Has the entry stay when the link ends, for the leader to read and to remove. */
+    tddp_status (*leave_entry)(tddp_launch_link *link, tddp_slice value);
+    tddp_status (*remove_entry)(tddp_launch_link *link, const char *id);
+
+    /* Becomes the leader if nobody is; a sign of life too. TDDP_NOT_FOUND: another one is. */
+    tddp_status (*lead)(tddp_launch_link *link);
+
+    /* Leads no more. */
+    tddp_status (*resign)(tddp_launch_link *link);
+
+    /* Writes the document over the one that was read; `last`: the job has ended, and nodes that are
+     * cut off may come to read it for an hour, if that can be had. TDDP_NOT_FOUND: another node
+     * leads. */
+    tddp_status (*put_state)(tddp_launch_link *link, tddp_slice before, tddp_slice now, bool last);
+
+    /* Removes what the workers of earlier rounds have left in the store that is served here; NULL:
+     * workers never share it. */
+    tddp_status (*clear)(tddp_launch_link *link);
+
+    /* The job outlives the torchrun that hosts it. */
     bool survives;
+};
 
-    /* What to check where no coordinator is found: "check that …". */
-    const char *remedy;
-} tddp_launch_node_backend;
-
-extern const tddp_launch_node_backend tddp_launch_c10d_node;
-extern const tddp_launch_node_backend tddp_launch_etcd_node;
-
-/* Fails with TDDP_MISMATCH, and a text, unless a job of this kind is this node's. */
-TDDP_NODISCARD tddp_status tddp_launch_check_job(const tddp_launch_node *node, const char *job);
-
-/* --- the coordinator's side ------------------------------------------------------------------ */
-
-/* `start` and `stop` are called by the host's owner, before the coordinator's thread starts and
- * after it has ended; the others by that thread. */
-typedef struct tddp_launch_coordinator_backend {
-    /* Makes host->state, and this host the only coordinator: sets host->term, which is larger than
-     * any before, and host->where. TDDP_ADDRESS_IN_USE: there is another one. `stop` frees what
-     * `start` made, also after a failure. */
-    tddp_status (*start)(tddp_launch_host *host);
-    void (*stop)(tddp_launch_host *host);
-
-    /* Lets nodes in; once more after any other function has failed. */
-    tddp_status (*open)(tddp_launch_host *host);
-
-    /* Takes an event, waiting a moment for it with `block`. TDDP_NOT_FOUND: there is none. */
-    tddp_status (*take)(tddp_launch_host *host, bool block, tddp_launch_event *event);
-
-    /* Writes the message with this number; once more after a failure. `end`: it is the job's last,
-     * and is stored for good before any node can read it. */
-    tddp_status (*publish)(tddp_launch_host *host, int64_t number, tddp_slice text, bool end);
-
-    /* No more nodes are let in; `ended`: the last message was written. */
-    void (*close)(tddp_launch_host *host, bool ended);
-
-    /* Another coordinator takes over from one that is lost; nodes show by leases that they live. */
-    bool survives;
-} tddp_launch_coordinator_backend;
-
-extern const tddp_launch_coordinator_backend tddp_launch_c10d_coordinator;
-extern const tddp_launch_coordinator_backend tddp_launch_etcd_coordinator;
+extern const tddp_launch_backend tddp_launch_c10d;
+extern const tddp_launch_backend tddp_launch_etcd;
 
 #endif

@@ -1,15 +1,13 @@
 /*
- * The coordinator's rules: what each event, and time, makes of the state (the picture is in
- * coordinator_state.h). Called by one thread, the host's. Keeps: at most `max` members; none of
- * them in a running round that did not live when it started; after the end nothing is said but
- * refusals, and the end once more.
+ * The coordinator's rules: what the entries, and time, make of the state (the picture is in
+ * coordinator_state.h). Called by one thread. Keeps: at most `max` members; none of them in a
+ * running round that was not there when it started; after the end nothing changes but refusals.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "launch/rendezvous/coordinator_state.h"
-
-enum { LATE_MS = 1000, LATE_PART = 4, GAP_PART = 2, GAP_BYTES = 96 };
 
 tddp_status tddp_launch_coordinator_create(const tddp_launch_coordinator_opts *opts, int64_t now_ns,
                                            tddp_launch_coordinator **out)
@@ -19,8 +17,15 @@ tddp_status tddp_launch_coordinator_create(const tddp_launch_coordinator_opts *o
         return TDDP_OUT_OF_MEMORY;
     }
     coordinator->opts = *opts;
-    coordinator->round = -1;
-    coordinator->gathering_ns = coordinator->tick_ns = now_ns;
+    coordinator->doc = (tddp_launch_state){
+        .version = 1,
+        .started = opts->started,
+        .generation = opts->started,
+        .round = -1,
+        .over = -1,
+    };
+    (void)snprintf(coordinator->doc.job, sizeof coordinator->doc.job, "%s", opts->job);
+    coordinator->gathering_ns = now_ns;
     coordinator->report_ns = now_ns + opts->report_every_ns;
     *out = coordinator;
     return TDDP_OK;
@@ -29,234 +34,270 @@ tddp_status tddp_launch_coordinator_create(const tddp_launch_coordinator_opts *o
 void tddp_launch_coordinator_free(tddp_launch_coordinator *coordinator)
 {
     if (coordinator) {
+        tddp_launch_state_free(&coordinator->doc);
         free(coordinator->nodes);
-        free(coordinator->gone);
         free(coordinator);
     }
 }
 
-bool tddp_launch_coordinator_ended(const tddp_launch_coordinator *coordinator)
+const tddp_launch_state *tddp_launch_coordinator_state(const tddp_launch_coordinator *coordinator)
 {
-    return coordinator->stage == TDDP_LAUNCH_STAGE_ENDED;
+    return &coordinator->doc;
 }
 
 bool tddp_launch_coordinator_over(const tddp_launch_coordinator *coordinator, int64_t now_ns)
 {
-    if (coordinator->stage != TDDP_LAUNCH_STAGE_ENDED) {
+    if (coordinator->doc.stage != TDDP_LAUNCH_STAGE_ENDED) {
         return false;
     }
     bool all = true;
     for (int i = 0; i < coordinator->count; i++) {
-        all = all && coordinator->nodes[i].bye;
+        const tddp_launch_participant *node = &coordinator->nodes[i];
+        all = all && (node->entry.ended || node->gone_ns != 0 || node->standing == TDDP_LAUNCH_OUT);
     }
     return all || now_ns - coordinator->ended_ns >= coordinator->opts.goodbye_ns;
 }
 
-int tddp_launch_coordinator_round(const tddp_launch_coordinator *coordinator)
+/* --- another coordinator's document ---------------------------------------------------------- */
+
+tddp_status tddp_launch_coordinator_adopt(tddp_launch_coordinator *coordinator,
+                                          tddp_launch_state *state, int64_t now_ns)
 {
-    return coordinator->round;
+    int64_t version = coordinator->doc.version;
+    tddp_launch_state_free(&coordinator->doc);
+    coordinator->doc = *state;
+    *state = (tddp_launch_state){0};
+    tddp_launch_state *doc = &coordinator->doc;
+    doc->version = doc->version > version ? doc->version : version;
+    coordinator->now_ns = coordinator->gathering_ns = coordinator->ended_ns = now_ns;
+    coordinator->adopted = coordinator->changed = true;
+    for (int rank = 0; rank < doc->count && doc->stage != TDDP_LAUNCH_STAGE_ENDED; rank++) {
+        const tddp_launch_member *member = &doc->members[rank];
+        if (tddp_launch_coordinator_has_refused(coordinator, member->id)) {
+            continue; /* it was in, was lost, and came too late */
+        }
+        tddp_launch_entry entry = {.pid = member->pid,
+                                   .local_size = member->local_size,
+                                   .node_rank = member->node_rank,
+                                   .hosting = member->hosting,
+                                   .round = doc->round,
+                                   .rank = rank,
+                                   .ready = -1,
+                                   .done = -1,
+                                   .failed = -1,
+                                   .master_round = -1};
+        memcpy(entry.id, member->id, sizeof entry.id);
+        memcpy(entry.host, member->host, sizeof entry.host);
+        memcpy(entry.role, member->role, sizeof entry.role);
+        memcpy(entry.addr, member->addr, sizeof entry.addr);
+        void *nodes = coordinator->nodes;
+        if (tddp_launch_grow(&nodes, coordinator->count, sizeof *coordinator->nodes) != TDDP_OK) {
+            return coordinator->status = TDDP_OUT_OF_MEMORY;
+        }
+        coordinator->nodes = nodes;
+        coordinator->nodes[coordinator->count++] = (tddp_launch_participant){
+            .entry = entry,
+            .standing = TDDP_LAUNCH_MEMBER,
+            .rank = rank,
+            .round = doc->round,
+            .gone_ns = now_ns,
+            .adopted = true,
+            .in = doc->stage == TDDP_LAUNCH_STAGE_RUNNING,
+        };
+    }
+    return TDDP_OK;
 }
 
-int tddp_launch_coordinator_restart(const tddp_launch_coordinator *coordinator)
+/* A new coordinator whose store is empty takes the document that a node brings along. */
+static void adopt_what_is_brought(tddp_launch_coordinator *coordinator,
+                                  const tddp_launch_entry *entry)
 {
-    return coordinator->restart;
+    tddp_launch_state brought;
+    if (!entry->last || coordinator->doc.round >= 0 || coordinator->adopted ||
+        coordinator->doc.stage != TDDP_LAUNCH_STAGE_GATHERING) {
+        return;
+    }
+    if (tddp_launch_state_read(entry->last, strlen(entry->last), &brought) != TDDP_OK) {
+        return; /* it is a newcomer then */
+    }
+    /* Who came before the document did is not among its members; they come again. */
+    coordinator->count = 0;
+    coordinator->doc.note_count = 0;
+    (void)!tddp_launch_coordinator_adopt(coordinator, &brought, coordinator->now_ns);
 }
 
-static tddp_launch_participant *find_node(tddp_launch_coordinator *coordinator, int slot)
+/* The whole job of the document is gone: another one begins. */
+static void forget_dead_job(tddp_launch_coordinator *coordinator)
+{
+    int64_t version = coordinator->doc.version;
+    int64_t generation = coordinator->doc.generation;
+    tddp_launch_state_free(&coordinator->doc);
+    coordinator->doc = (tddp_launch_state){.version = version,
+                                           .started = coordinator->opts.started,
+                                           .generation = generation + 1,
+                                           .round = -1,
+                                           .over = -1};
+    (void)snprintf(coordinator->doc.job, sizeof coordinator->doc.job, "%s", coordinator->opts.job);
+    int left = 0;
+    for (int i = 0; i < coordinator->count; i++) {
+        if (!coordinator->nodes[i].adopted) {
+            coordinator->nodes[left++] = coordinator->nodes[i];
+        }
+    }
+    coordinator->count = left;
+    coordinator->adopted = false;
+    coordinator->changed = true;
+    coordinator->gathering_ns = coordinator->now_ns;
+    coordinator->report_ns = coordinator->now_ns + coordinator->opts.report_every_ns;
+}
+
+static void settle(tddp_launch_coordinator *coordinator)
+{
+    bool waits = coordinator->now_ns - coordinator->gathering_ns < coordinator->opts.settle_ns;
+    if (!coordinator->adopted || coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED) {
+        return;
+    }
+    for (int i = 0; i < coordinator->count; i++) {
+        const tddp_launch_participant *node = &coordinator->nodes[i];
+        if (!node->adopted && node->round == coordinator->doc.round && node->round >= 0) {
+            coordinator->adopted = false;
+        }
+    }
+    if (coordinator->adopted && !waits) {
+        forget_dead_job(coordinator);
+    }
+}
+
+/* --- entries --------------------------------------------------------------------------------- */
+
+static tddp_launch_participant *find_node(tddp_launch_coordinator *coordinator, const char *id)
 {
     for (int i = 0; i < coordinator->count; i++) {
-        if (coordinator->nodes[i].slot == slot) {
+        if (strcmp(coordinator->nodes[i].entry.id, id) == 0) {
             return &coordinator->nodes[i];
         }
     }
     return NULL;
 }
 
-/* --- events ------------------------------------------------------------------------ */
-
-static void on_ready(tddp_launch_coordinator *coordinator, tddp_launch_participant *node, int round)
+static void take_master(tddp_launch_coordinator *coordinator, const tddp_launch_entry *entry)
 {
+    tddp_launch_state *doc = &coordinator->doc;
+    if (doc->master_port == 0 && entry->master_round == doc->round && entry->master_port > 0) {
+        doc->master_port = entry->master_port;
+        (void)snprintf(doc->master_addr, sizeof doc->master_addr, "%s", entry->master_addr);
+        coordinator->changed = true;
+    }
+}
+
+/* What the entry of a node of the running round says of it. */
+static void take_progress(tddp_launch_coordinator *coordinator, tddp_launch_participant *node)
+{
+    const tddp_launch_entry *entry = &node->entry;
     char name[TDDP_LAUNCH_LIST_BYTES];
     char text[TDDP_LAUNCH_LIST_BYTES + 64];
-    if (round <= node->round) {
-        return; /* of an earlier round, come twice */
+    if (node->rank == 0) {
+        take_master(coordinator, entry);
     }
-    if (node->in && coordinator->stage == TDDP_LAUNCH_STAGE_RUNNING) {
+    if (entry->failed == coordinator->doc.round) {
+        tddp_launch_coordinator_charge_restart(coordinator, TDDP_LAUNCH_HOW_FAILED, entry->text);
+    } else if (entry->done == coordinator->doc.round) {
+        coordinator->finishing |= !node->done;
+        node->done = true;
+        tddp_launch_coordinator_check_done(coordinator);
+    } else if (entry->ready > coordinator->doc.round) {
         (void)snprintf(text, sizeof text, "%s has ended its workers",
                        tddp_launch_coordinator_name(node, name));
-        tddp_launch_coordinator_charge_restart(coordinator, TDDP_LAUNCH_HOW_FAILED, text);
+        if (coordinator->opts.elastic) {
+            tddp_launch_coordinator_end_round(coordinator, TDDP_LAUNCH_HOW_CHANGED, text);
+        } else {
+            tddp_launch_coordinator_charge_restart(coordinator, TDDP_LAUNCH_HOW_FAILED, text);
+        }
     }
-    node->ready = true;
 }
 
-static void on_running(tddp_launch_coordinator *coordinator, tddp_launch_participant *node,
-                       const tddp_launch_event *event)
+/* A node that is known. */
+static void take_entry(tddp_launch_coordinator *coordinator, tddp_launch_participant *node,
+                       const tddp_launch_entry *entry)
 {
-    if (coordinator->stage != TDDP_LAUNCH_STAGE_RUNNING || !node->in ||
-        event->round != coordinator->round) {
+    node->entry = *entry;
+    node->entry.last = NULL;
+    node->gone_ns = 0;
+    node->adopted = false;
+    if (node->standing == TDDP_LAUNCH_OUT) {
         return;
     }
-    if (event->kind == TDDP_LAUNCH_EVENT_FAILED) {
-        tddp_launch_coordinator_charge_restart(coordinator, TDDP_LAUNCH_HOW_FAILED, event->text);
-    } else if (event->kind == TDDP_LAUNCH_EVENT_DONE) {
-        node->done = coordinator->finishing = true;
-        tddp_launch_coordinator_check_done(coordinator);
-    } else if (node->rank == 0 && !coordinator->master) {
-        tddp_launch_message *message =
-            tddp_launch_coordinator_add_message(coordinator, TDDP_LAUNCH_MESSAGE_MASTER, "%s", "");
-        if (message) {
-            message->port = event->port;
-            (void)snprintf(message->addr, sizeof message->addr, "%s", event->addr);
+    if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_RUNNING && node->in) {
+        take_progress(coordinator, node);
+    }
+    if (coordinator->doc.stage != TDDP_LAUNCH_STAGE_ENDED) {
+        node->ready = !node->in && node->entry.ready > node->round;
+        if (node->entry.leaves) {
+            tddp_launch_coordinator_leave(coordinator, node);
         }
-        coordinator->master = true;
     }
 }
 
-static void on_event(tddp_launch_coordinator *coordinator, tddp_launch_participant *node,
-                     const tddp_launch_event *event)
+/* Newcomers at the same time: the hosting one first, then by host and process. */
+static int compare_new(const void *a, const void *b)
 {
-    node->beat_ns = coordinator->now_ns;
-    switch (event->kind) {
-    case TDDP_LAUNCH_EVENT_READY:
-        on_ready(coordinator, node, event->round);
-        break;
-    case TDDP_LAUNCH_EVENT_MASTER:
-    case TDDP_LAUNCH_EVENT_FAILED:
-    case TDDP_LAUNCH_EVENT_DONE:
-        on_running(coordinator, node, event);
-        break;
-    case TDDP_LAUNCH_EVENT_LEAVE:
-        tddp_launch_coordinator_remove(coordinator, node, TDDP_LAUNCH_LEFT, event->text);
-        break;
-    case TDDP_LAUNCH_EVENT_BYE:
-        node->bye = true;
-        break;
-    case TDDP_LAUNCH_EVENT_JOIN:
-    case TDDP_LAUNCH_EVENT_BEAT:
-        break;
+    const tddp_launch_entry *left = *(const tddp_launch_entry *const *)a;
+    const tddp_launch_entry *right = *(const tddp_launch_entry *const *)b;
+    if (left->hosting != right->hosting) {
+        return left->hosting ? -1 : 1;
     }
+    int by_host = strcmp(left->host, right->host);
+    return by_host ? by_host : (left->pid > right->pid) - (left->pid < right->pid);
 }
 
-static void try_start(tddp_launch_coordinator *coordinator);
-
-tddp_status tddp_launch_coordinator_take(tddp_launch_coordinator *coordinator,
-                                         const tddp_launch_event *event, int64_t now_ns,
-                                         tddp_launch_messages *messages)
+static void take_new(tddp_launch_coordinator *coordinator, const tddp_launch_entry *entries,
+                     int count)
 {
-    coordinator->now_ns = now_ns;
-    coordinator->messages = messages;
-    tddp_launch_participant *node = find_node(coordinator, event->slot);
-    if (node) {
-        on_event(coordinator, node, event);
-    } else if (event->kind == TDDP_LAUNCH_EVENT_JOIN) {
-        tddp_launch_coordinator_on_join(coordinator, event);
+    int found = 0;
+    const tddp_launch_entry **fresh = tddp_alloc_array((size_t)count + 1, sizeof(void *));
+    if (!fresh) {
+        coordinator->status = TDDP_OUT_OF_MEMORY;
+        return;
     }
-    tddp_launch_coordinator_place(coordinator);
-    try_start(coordinator);
-    return coordinator->status;
+    for (int i = 0; i < count; i++) {
+        adopt_what_is_brought(coordinator, &entries[i]);
+    }
+    for (int i = 0; i < count; i++) {
+        tddp_launch_participant *node = find_node(coordinator, entries[i].id);
+        if (node) {
+            take_entry(coordinator, node, &entries[i]);
+        } else if (!entries[i].leaves) {
+            fresh[found++] = &entries[i];
+        }
+    }
+    qsort(fresh, (size_t)found, sizeof(void *), compare_new);
+    for (int i = 0; i < found && coordinator->status == TDDP_OK; i++) {
+        tddp_launch_coordinator_join(coordinator, fresh[i]);
+    }
+    free(fresh);
+}
+
+static void note_missing(tddp_launch_coordinator *coordinator, const tddp_launch_entry *entries,
+                         int count)
+{
+    for (int i = 0; i < coordinator->count; i++) {
+        tddp_launch_participant *node = &coordinator->nodes[i];
+        bool there = false;
+        for (int j = 0; j < count && !there && node->gone_ns == 0; j++) {
+            there = strcmp(entries[j].id, node->entry.id) == 0;
+        }
+        if (!there && node->gone_ns == 0) {
+            node->gone_ns = coordinator->now_ns;
+        }
+    }
 }
 
 /* --- time ------------------------------------------------------------------------------------ */
 
-/* A fixed-size job that moved here without one of its nodes: that one is lost. */
-static void charge_missing(tddp_launch_coordinator *coordinator)
-{
-    int missing = coordinator->old_nodes - tddp_launch_coordinator_returned(coordinator);
-    char text[160];
-    if (!coordinator->inherited || coordinator->charged || coordinator->opts.elastic ||
-        missing <= 0) {
-        return;
-    }
-    coordinator->charged = true;
-    if (tddp_launch_coordinator_has_restart(coordinator)) {
-        coordinator->restart++;
-        return;
-    }
-    (void)snprintf(text, sizeof text,
-                   "%d of the %d nodes of round %d %s lost, with the torchrun that hosted the "
-                   "rendezvous",
-                   missing, coordinator->old_nodes, coordinator->round,
-                   missing == 1 ? "is" : "are");
-    tddp_launch_coordinator_end_job(coordinator, TDDP_LAUNCH_HOW_FAILED, text);
-}
-
-static void try_start(tddp_launch_coordinator *coordinator)
-{
-    if (coordinator->stage != TDDP_LAUNCH_STAGE_GATHERING || coordinator->status != TDDP_OK) {
-        return;
-    }
-    bool quiet = coordinator->now_ns - coordinator->last_join_ns >= coordinator->opts.settle_ns;
-    bool starts = tddp_launch_coordinator_may_start(coordinator);
-    if (starts || quiet) {
-        charge_missing(coordinator);
-    }
-    if (starts && coordinator->stage == TDDP_LAUNCH_STAGE_GATHERING) {
-        tddp_launch_coordinator_start(coordinator);
-        tddp_launch_coordinator_place(coordinator); /* spares that are of no use any more */
-    }
-}
-
-/* Time in which nobody looked at the events (this process was stopped, say) is no silence of the
- * nodes; they may have to connect anew, so their time begins again. */
-static void forgive_lateness(tddp_launch_coordinator *coordinator)
-{
-    int64_t part_ns = coordinator->opts.node_timeout_ns / LATE_PART;
-    int64_t late_ns = part_ns < LATE_MS * TDDP_NS_PER_MS ? part_ns : LATE_MS * TDDP_NS_PER_MS;
-    bool late = coordinator->now_ns - coordinator->tick_ns > late_ns;
-    if (late) {
-        coordinator->gap_ns = coordinator->now_ns - coordinator->tick_ns;
-        coordinator->gap_end_ns = coordinator->now_ns;
-    }
-    for (int i = 0; late && i < coordinator->count; i++) {
-        coordinator->nodes[i].beat_ns = coordinator->now_ns;
-    }
-    coordinator->tick_ns = coordinator->now_ns;
-}
-
-/* What is added when a node is called lost that was last looked for after this process stood still
- * for a while: it may have given up the coordinator, rather than the other way round. */
-static void describe_gap(const tddp_launch_coordinator *coordinator,
-                         const tddp_launch_participant *node, char text[GAP_BYTES])
-{
-    bool since = node->beat_ns == coordinator->gap_end_ns; /* nothing has come since then */
-    text[0] = '\0';
-    if (since && coordinator->gap_ns >= coordinator->opts.node_timeout_ns / GAP_PART) {
-        (void)snprintf(text, GAP_BYTES,
-                       "; before that the torchrun that coordinates was itself stopped for %lld s",
-                       (long long)((coordinator->gap_ns + TDDP_NS_PER_S / 2) / TDDP_NS_PER_S));
-    }
-}
-
-static void look_for_lost(tddp_launch_coordinator *coordinator)
-{
-    char where[TDDP_LAUNCH_LIST_BYTES];
-    char gap[GAP_BYTES];
-    char text[TDDP_LAUNCH_LIST_BYTES + GAP_BYTES + 96];
-    long long seconds = (coordinator->opts.node_timeout_ns + TDDP_NS_PER_S - 1) / TDDP_NS_PER_S;
-    for (int i = 0; i < coordinator->count && coordinator->stage != TDDP_LAUNCH_STAGE_ENDED;) {
-        tddp_launch_participant *node = &coordinator->nodes[i];
-        if (coordinator->now_ns - node->beat_ns < coordinator->opts.node_timeout_ns) {
-            i++;
-            continue;
-        }
-        (void)snprintf(where, sizeof where, "(%.200s pid %lld)", node->joiner.host,
-                       (long long)node->joiner.pid);
-        describe_gap(coordinator, node, gap);
-        if (node->rank >= 0) {
-            (void)snprintf(text, sizeof text, "node %d is lost: no sign of life for %lld s %s%s",
-                           node->rank, seconds, where, gap);
-        } else {
-            (void)snprintf(text, sizeof text, "a node is lost: no sign of life for %lld s %s%s",
-                           seconds, where, gap);
-        }
-        tddp_launch_coordinator_remove(coordinator, node, TDDP_LAUNCH_LOST, text);
-    }
-}
-
 static void look_at_time(tddp_launch_coordinator *coordinator)
 {
     char text[TDDP_LAUNCH_TEXT_BYTES];
-    if (coordinator->stage != TDDP_LAUNCH_STAGE_GATHERING) {
+    if (coordinator->doc.stage != TDDP_LAUNCH_STAGE_GATHERING) {
         return;
     }
     if (coordinator->now_ns - coordinator->gathering_ns >= coordinator->opts.join_timeout_ns) {
@@ -268,15 +309,50 @@ static void look_at_time(tddp_launch_coordinator *coordinator)
     }
 }
 
-tddp_status tddp_launch_coordinator_tick(tddp_launch_coordinator *coordinator, int64_t now_ns,
-                                         tddp_launch_messages *messages)
+static void sooner(int64_t *due, int64_t at)
+{
+    *due = at < *due ? at : *due;
+}
+
+int64_t tddp_launch_coordinator_due(const tddp_launch_coordinator *coordinator)
+{
+    int64_t due = INT64_MAX;
+    const tddp_launch_coordinator_opts *opts = &coordinator->opts;
+    if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED) {
+        return coordinator->ended_ns + opts->goodbye_ns;
+    }
+    if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_GATHERING) {
+        sooner(&due, coordinator->gathering_ns + opts->join_timeout_ns);
+        sooner(&due, coordinator->report_ns);
+        if (coordinator->enough_ns != 0) {
+            sooner(&due, coordinator->enough_ns + opts->last_call_ns);
+        }
+    }
+    if (coordinator->adopted) {
+        sooner(&due, coordinator->gathering_ns + opts->settle_ns);
+    }
+    for (int i = 0; i < coordinator->count; i++) {
+        const tddp_launch_participant *node = &coordinator->nodes[i];
+        if (node->gone_ns != 0) {
+            sooner(&due, node->gone_ns + (node->adopted ? opts->settle_ns : opts->return_ns));
+        }
+    }
+    return due;
+}
+
+tddp_status tddp_launch_coordinator_take(tddp_launch_coordinator *coordinator,
+                                         const tddp_launch_entry *entries, int count,
+                                         int64_t now_ns)
 {
     coordinator->now_ns = now_ns;
-    coordinator->messages = messages;
-    forgive_lateness(coordinator);
-    look_for_lost(coordinator);
+    note_missing(coordinator, entries, count);
+    take_new(coordinator, entries, count);
+    settle(coordinator);
+    tddp_launch_coordinator_remove_lost(coordinator);
     tddp_launch_coordinator_place(coordinator);
-    try_start(coordinator);
+    tddp_launch_coordinator_try_start(coordinator);
     look_at_time(coordinator);
+    coordinator->doc.version += coordinator->changed;
+    coordinator->changed = false;
     return coordinator->status;
 }

@@ -1,35 +1,34 @@
 /*
  * The coordinator decides which nodes are in a round, with which ranks, and when a round or the job
- * is over. It is a state machine alone: it has no store, no clock and no thread. It takes events
- * with the time at which they were read, and returns messages in a list; text.h says what they
- * mean.
+ * is over. It is a state machine alone: it has no store, no clock and no thread. It is shown all
+ * nodes' entries with the time at which they were read, and keeps the document that follows.
  *
  * Rules:
  *
- *   - The first round starts once `max` nodes are ready, or once `min` are and last_call_ns have
- *     passed since. A later round starts as soon as all live nodes are ready and there are `min`. A
- *     coordinator that continues another one's job (its nodes report earlier rounds) waits until
- *     the nodes of the last round have joined, or until nobody has joined for settle_ns.
- *   - A worker's failure ends the round and costs a restart; beyond max_restarts it ends the job.
- *   - A node that is silent for node_timeout_ns is lost. In an elastic job (min < max) lost nodes,
- *     nodes that leave and ready newcomers change the round, which costs nothing. In other jobs the
- *     loss of a node costs a restart, and the others wait for a replacement; with no restart left
- *     the job ends.
- *   - Before the first round another node may replace one that leaves; but a fixed job without
- *     restarts ends when a node leaves.
- *   - Waiting for nodes ends the job after join_timeout_ns.
- *   - Once some nodes are done with a round, newcomers wait, and a done node that leaves is not
- *     missed.
- *   - A newcomer that conflicts with a node (the same --node-rank, or no free place) waits until
- *     that node has shown that it lives, and is then refused or becomes a spare; or until that node
- *     is lost.
- *   - Ranks: --node-rank, else the last rank, else that of a node of the same host that has left,
- *     else the lowest free one, in the order of joining; the hosting node first.
+ *   1. A round starts once `max` nodes are ready, or once all that are here are, at least `min`,
+ *      and last_call_ns have passed since there are enough.
+ *   2. A worker's failure ends the round and costs a restart; beyond max_restarts it ends the job.
+ *   3. A node whose entry is missing for return_ns is lost. In an elastic job (min < max) lost
+ *      nodes, nodes that leave and ready newcomers change the round, which costs nothing. In other
+ *      jobs the loss of a node costs a restart, and the others wait for a replacement; with no
+ *      restart left the job ends.
+ *   4. Before the first round another node may replace one that leaves; but a fixed job without
+ *      restarts ends when a node leaves.
+ *   5. Waiting for nodes ends the job after join_timeout_ns.
+ *   6. Once some nodes are done with a round, newcomers wait, and a done node that leaves is not
+ *      missed.
+ *   7. A newcomer that conflicts with a node (the same --node-rank, or no free place) waits until
+ *      that node has answered a probe, and is then refused or becomes a spare; or until that node
+ *      is lost.
+ *   8. Ranks: --node-rank, else the last rank, else that of a node of the same host that has left,
+ *      else the lowest free one, in the order of joining; the hosting node first.
+ *   9. A coordinator that takes over goes on with the document: its nodes have settle_ns to show
+ *      themselves. If none of them does, that job is dead, and another one begins.
  */
 #ifndef TDDP_LAUNCH_COORDINATOR_H
 #define TDDP_LAUNCH_COORDINATOR_H
 
-#include "launch/rendezvous/text.h"
+#include "launch/rendezvous/state.h"
 
 typedef struct tddp_launch_coordinator tddp_launch_coordinator;
 
@@ -40,9 +39,12 @@ typedef struct tddp_launch_coordinator_opts {
     bool elastic;       /* false also for min < max: such a job is of max nodes */
     bool fixed;         /* its nodes are known beforehand: no other comes for one that leaves */
     bool hands_over;    /* another torchrun coordinates on when the hosting node leaves */
-    const char *run_id; /* borrowed, as is `where` */
+    const char *run_id; /* borrowed, as are `where` and `job` */
     const char *where;  /* "10.0.0.1:29400": what messages call the meeting place */
-    int64_t node_timeout_ns; /* of silence before a node is lost */
+    const char *job;    /* the settings that all nodes share */
+    int silence_s;      /* after which a node that is cut off loses its entry; 0: never */
+    int64_t started;    /* the new job's; microseconds since 1970, say */
+    int64_t return_ns;
     int64_t join_timeout_ns;
     int64_t last_call_ns;
     int64_t settle_ns;
@@ -50,42 +52,32 @@ typedef struct tddp_launch_coordinator_opts {
     int64_t goodbye_ns; /* for all to read the end */
 } tddp_launch_coordinator_opts;
 
-/* Messages to write, oldest first. All zero is an empty list. */
-typedef struct tddp_launch_messages {
-    tddp_launch_message *messages;
-    size_t count;
-    size_t capacity;
-} tddp_launch_messages;
-
-/* Frees the messages and empties the list. */
-void tddp_launch_messages_free(tddp_launch_messages *messages);
-
 /* Errors: TDDP_OUT_OF_MEMORY. Caller: tddp_launch_coordinator_free(). */
 TDDP_NODISCARD tddp_status tddp_launch_coordinator_create(const tddp_launch_coordinator_opts *opts,
                                                           int64_t now_ns,
                                                           tddp_launch_coordinator **out);
 void tddp_launch_coordinator_free(tddp_launch_coordinator *coordinator);
 
-/* Takes an event, appends the messages that follow from it. Senseless events are without effect.
- * Errors: TDDP_OUT_OF_MEMORY: the coordinator is of no further use. */
+/* Goes on with another coordinator's document, which is taken over and cleared. Before anything
+ * else was taken. Errors: TDDP_OUT_OF_MEMORY: the coordinator is of no further use. */
+TDDP_NODISCARD tddp_status tddp_launch_coordinator_adopt(tddp_launch_coordinator *coordinator,
+                                                         tddp_launch_state *state, int64_t now_ns);
+
+/* Takes all entries that there are (no two with the same id), and what follows from time. To be
+ * called whenever they have changed, and by tddp_launch_coordinator_due(). Senseless entries are
+ * without effect. Errors as above. */
 TDDP_NODISCARD tddp_status tddp_launch_coordinator_take(tddp_launch_coordinator *coordinator,
-                                                        const tddp_launch_event *event,
-                                                        int64_t now_ns,
-                                                        tddp_launch_messages *messages);
+                                                        const tddp_launch_entry *entries, int count,
+                                                        int64_t now_ns);
 
-/* What follows from time alone; to be called several times a second, after all waiting events were
- * taken. A caller that was held up (stopped, say) may come late: silence in that time is not
- * counted against nodes. Errors as above. */
-TDDP_NODISCARD tddp_status tddp_launch_coordinator_tick(tddp_launch_coordinator *coordinator,
-                                                        int64_t now_ns,
-                                                        tddp_launch_messages *messages);
+/* The document; its version grows whenever anything in it has changed. Borrowed until the next
+ * call. */
+const tddp_launch_state *tddp_launch_coordinator_state(const tddp_launch_coordinator *coordinator);
 
-/* Whether the end was said; and whether all have read it too, or had time to. */
-bool tddp_launch_coordinator_ended(const tddp_launch_coordinator *coordinator);
+/* By when the entries have to be taken again, changed or not; INT64_MAX: no time counts. */
+int64_t tddp_launch_coordinator_due(const tddp_launch_coordinator *coordinator);
+
+/* Whether the job has ended and all have read it, or had time to. */
 bool tddp_launch_coordinator_over(const tddp_launch_coordinator *coordinator, int64_t now_ns);
-
-/* The last round started, or -1; restarts used. */
-int tddp_launch_coordinator_round(const tddp_launch_coordinator *coordinator);
-int tddp_launch_coordinator_restart(const tddp_launch_coordinator *coordinator);
 
 #endif

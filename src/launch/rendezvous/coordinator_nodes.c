@@ -1,7 +1,7 @@
 /*
  * Nodes come and go: who gets a place, who waits for one, who is refused, and what the round makes
- * of one that is gone. Called by coordinator.c. Keeps: at most `max` nodes have a place, no two of
- * them asked for the same rank, and a slot that is gone does not come back.
+ * of one that is gone. Called by coordinator.c. Keeps: at most `max` nodes have a place, and no two
+ * of them asked for the same rank.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,108 +9,108 @@
 
 #include "launch/rendezvous/coordinator_state.h"
 
-enum { SAID_BYTES = 512 };
+enum { HOST_TEXT_BYTES = 512 };
 
-/* --- nodes come and go ----------------------------------------------------------------------- */
+/* --- the document's lists -------------------------------------------------------------------- */
 
-static bool is_gone(const tddp_launch_coordinator *coordinator, int slot)
+static void drop_note(tddp_launch_coordinator *coordinator, const char *id)
 {
-    for (int i = 0; i < coordinator->gone_count; i++) {
-        if (coordinator->gone[i] == slot) {
+    tddp_launch_state *doc = &coordinator->doc;
+    for (int i = 0; i < doc->note_count; i++) {
+        if (strcmp(doc->notes[i].id, id) == 0) {
+            memmove(&doc->notes[i], &doc->notes[i + 1],
+                    (size_t)(doc->note_count - i - 1) * sizeof *doc->notes);
+            doc->note_count--;
+            coordinator->changed = true;
+            return;
+        }
+    }
+}
+
+bool tddp_launch_coordinator_has_refused(const tddp_launch_coordinator *coordinator, const char *id)
+{
+    const tddp_launch_state *doc = &coordinator->doc;
+    for (int i = 0; i < doc->note_count; i++) {
+        if (doc->notes[i].refused && strcmp(doc->notes[i].id, id) == 0) {
             return true;
         }
     }
     return false;
 }
 
-/* Makes room for one more in an array that doubles; false if memory is short. */
-static bool make_room(tddp_launch_coordinator *coordinator, void **array, int count, int *capacity,
-                      size_t each)
+static void add_note(tddp_launch_coordinator *coordinator, const char *id, bool refused,
+                     const char *text)
 {
-    if (count < *capacity) {
-        return true;
-    }
-    int more = *capacity ? *capacity * 2 : 8;
-    void *grown = tddp_resize(*array, (size_t)more * each);
-    if (!grown) {
+    tddp_launch_state *doc = &coordinator->doc;
+    void *notes = doc->notes;
+    drop_note(coordinator, id);
+    if (tddp_launch_grow(&notes, doc->note_count, sizeof *doc->notes) != TDDP_OK) {
         coordinator->status = TDDP_OUT_OF_MEMORY;
-        return false;
+        return;
     }
-    *array = grown;
-    *capacity = more;
-    return true;
-}
-
-static void note_gone(tddp_launch_coordinator *coordinator, int slot)
-{
-    void *gone = coordinator->gone;
-    if (make_room(coordinator, &gone, coordinator->gone_count, &coordinator->gone_capacity,
-                  sizeof(int))) {
-        coordinator->gone = gone;
-        coordinator->gone[coordinator->gone_count++] = slot;
-    }
+    doc->notes = notes;
+    tddp_launch_note *note = &doc->notes[doc->note_count++];
+    note->refused = refused;
+    (void)snprintf(note->id, sizeof note->id, "%s", id);
+    (void)snprintf(note->text, sizeof note->text, "%s", text);
+    coordinator->changed = true;
 }
 
 static void leave_trace(tddp_launch_coordinator *coordinator, const tddp_launch_participant *node)
 {
-    if (node->rank >= 0) {
-        tddp_launch_trace *trace =
-            &coordinator->traces[coordinator->trace_count++ % TDDP_LAUNCH_MOST_TRACES];
-        trace->rank = node->rank;
-        (void)snprintf(trace->host, sizeof trace->host, "%s", node->joiner.host);
+    tddp_launch_state *doc = &coordinator->doc;
+    void *traces = doc->traces;
+    if (node->rank < 0) {
+        return;
     }
+    if (doc->trace_count == TDDP_LAUNCH_MOST_TRACES) {
+        memmove(doc->traces, doc->traces + 1, (size_t)--doc->trace_count * sizeof *doc->traces);
+    } else if (tddp_launch_grow(&traces, doc->trace_count, sizeof *doc->traces) != TDDP_OK) {
+        coordinator->status = TDDP_OUT_OF_MEMORY;
+        return;
+    } else {
+        doc->traces = traces;
+    }
+    tddp_launch_trace *trace = &doc->traces[doc->trace_count++];
+    trace->rank = node->rank;
+    memcpy(trace->host, node->entry.host, sizeof trace->host);
+    coordinator->changed = true;
 }
 
 /* The rank of the last node that went from this host, and forgets it; or -1. */
 static int take_trace(tddp_launch_coordinator *coordinator, const char *host)
 {
-    for (int i = 0; i < TDDP_LAUNCH_MOST_TRACES && i < coordinator->trace_count; i++) {
-        tddp_launch_trace *trace =
-            &coordinator->traces[(coordinator->trace_count - 1 - i) % TDDP_LAUNCH_MOST_TRACES];
-        if (trace->host[0] && strcmp(trace->host, host) == 0) {
-            trace->host[0] = '\0';
-            return trace->rank;
+    tddp_launch_state *doc = &coordinator->doc;
+    for (int i = doc->trace_count - 1; i >= 0; i--) {
+        if (strcmp(doc->traces[i].host, host) == 0) {
+            int rank = doc->traces[i].rank;
+            memmove(&doc->traces[i], &doc->traces[i + 1],
+                    (size_t)(doc->trace_count - i - 1) * sizeof *doc->traces);
+            doc->trace_count--;
+            coordinator->changed = true;
+            return rank;
         }
     }
     return -1;
 }
 
-static void remove_node(tddp_launch_coordinator *coordinator, tddp_launch_participant *node)
-{
-    int index = (int)(node - coordinator->nodes);
-    note_gone(coordinator, node->slot);
-    memmove(node, node + 1, (size_t)(coordinator->count - index - 1) * sizeof *node);
-    coordinator->count--;
-}
-
-static void refuse(tddp_launch_coordinator *coordinator, tddp_launch_participant *node,
-                   const char *text)
-{
-    tddp_launch_message *message =
-        tddp_launch_coordinator_add_message(coordinator, TDDP_LAUNCH_MESSAGE_REFUSE, "%s", text);
-    if (message) {
-        message->slot = node->slot;
-    }
-    remove_node(coordinator, node);
-}
+/* --- nodes that go --------------------------------------------------------------------------- */
 
 /* What the round makes of a member that has gone. */
-static void miss(tddp_launch_coordinator *coordinator, tddp_launch_departure how, bool was_in,
-                 bool was_done, const char *text)
+static void do_without(tddp_launch_coordinator *coordinator, bool left, bool was_in, bool was_done,
+                       const char *text)
 {
-    tddp_launch_how last =
-        how == TDDP_LAUNCH_LEFT ? TDDP_LAUNCH_HOW_STOPPED : TDDP_LAUNCH_HOW_FAILED;
-    bool no_other_comes =
-        how == TDDP_LAUNCH_LEFT && (coordinator->opts.fixed || coordinator->round >= 0);
-    if (coordinator->stage == TDDP_LAUNCH_STAGE_RUNNING && was_in) {
+    tddp_launch_how last = left ? TDDP_LAUNCH_HOW_STOPPED : TDDP_LAUNCH_HOW_FAILED;
+    bool no_other_comes = left && (coordinator->opts.fixed || coordinator->doc.round >= 0);
+    if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_RUNNING && was_in) {
         if (was_done) {
             tddp_launch_coordinator_check_done(coordinator);
-        } else if (coordinator->opts.elastic || how == TDDP_LAUNCH_REPLACED) {
+        } else if (coordinator->opts.elastic) {
             tddp_launch_coordinator_end_round(coordinator, TDDP_LAUNCH_HOW_CHANGED, text);
         } else {
             tddp_launch_coordinator_charge_restart(coordinator, last, text);
         }
-    } else if (coordinator->stage == TDDP_LAUNCH_STAGE_GATHERING && no_other_comes &&
+    } else if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_GATHERING && no_other_comes &&
                !coordinator->opts.elastic && !tddp_launch_coordinator_has_restart(coordinator)) {
         tddp_launch_coordinator_end_job(coordinator, last, text);
     }
@@ -119,58 +119,130 @@ static void miss(tddp_launch_coordinator *coordinator, tddp_launch_departure how
 /* Others would go on without it, but for the store that it takes along: that is said. */
 static void end_with_host(tddp_launch_coordinator *coordinator, const char *text)
 {
-    char said[SAID_BYTES];
-    (void)snprintf(said, sizeof said, "%.256s%s", text,
+    char whole[HOST_TEXT_BYTES];
+    (void)snprintf(whole, sizeof whole, "%.256s%s", text,
                    coordinator->opts.elastic
                        ? ", and with it the coordinator; a job with --rdzv-backend=etcd "
                          "survives that"
                        : "");
-    tddp_launch_coordinator_end_job(coordinator, TDDP_LAUNCH_HOW_STOPPED, said);
+    tddp_launch_coordinator_end_job(coordinator, TDDP_LAUNCH_HOW_STOPPED, whole);
 }
 
-/* Takes a node away and does what follows from that. */
-void tddp_launch_coordinator_remove(tddp_launch_coordinator *coordinator,
-                                    tddp_launch_participant *node, tddp_launch_departure how,
-                                    const char *text)
+void tddp_launch_coordinator_leave(tddp_launch_coordinator *coordinator,
+                                   tddp_launch_participant *node)
 {
-    bool was_in = node->in;
-    bool was_done = node->done;
+    char text[sizeof node->entry.leave_text];
     bool member = node->standing == TDDP_LAUNCH_MEMBER;
-    bool hosting = node->joiner.hosting;
-    if (how == TDDP_LAUNCH_LOST) {
-        tddp_launch_message *message = tddp_launch_coordinator_add_message(
-            coordinator, TDDP_LAUNCH_MESSAGE_REJOIN, "%s", text);
-        if (message) {
-            message->slot = node->slot;
-        }
-    }
-    if (how != TDDP_LAUNCH_REPLACED) {
-        leave_trace(coordinator, node);
-    }
-    remove_node(coordinator, node);
-    if (how == TDDP_LAUNCH_LEFT && hosting && !coordinator->opts.hands_over &&
-        coordinator->stage != TDDP_LAUNCH_STAGE_ENDED) {
+    bool was_in = node->in;
+    memcpy(text, node->entry.leave_text, sizeof text);
+    leave_trace(coordinator, node);
+    node->standing = TDDP_LAUNCH_OUT;
+    node->in = node->ready = false;
+    drop_note(coordinator, node->entry.id);
+    if (node->entry.hosting && !coordinator->opts.hands_over) {
         end_with_host(coordinator, text);
     } else if (member) {
-        miss(coordinator, how, was_in, was_done, text);
+        do_without(coordinator, true, was_in, node->done, text);
     }
+}
+
+static void describe_loss(const tddp_launch_coordinator *coordinator,
+                          const tddp_launch_participant *node, char *text, size_t size)
+{
+    char rank[24] = "a node";
+    char silence[64] = "";
+    if (node->rank >= 0) {
+        (void)snprintf(rank, sizeof rank, "node %d", node->rank);
+    }
+    if (coordinator->opts.silence_s > 0) {
+        (void)snprintf(silence, sizeof silence, ", or has been silent for %d s",
+                       coordinator->opts.silence_s);
+    }
+    (void)snprintf(text, size, "%s is lost: its torchrun is gone%s (%.200s pid %lld)", rank,
+                   silence, node->entry.host, (long long)node->entry.pid);
+}
+
+static void remove_node(tddp_launch_coordinator *coordinator, int index)
+{
+    tddp_launch_participant *node = &coordinator->nodes[index];
+    memmove(node, node + 1, (size_t)(coordinator->count - index - 1) * sizeof *node);
+    coordinator->count--;
+}
+
+/* Of nodes that are not here any more. */
+static void drop_notes(tddp_launch_coordinator *coordinator)
+{
+    for (int i = coordinator->doc.note_count - 1; i >= 0; i--) {
+        bool here = false;
+        for (int j = 0; j < coordinator->count && !here; j++) {
+            here = strcmp(coordinator->nodes[j].entry.id, coordinator->doc.notes[i].id) == 0;
+        }
+        if (!here) {
+            drop_note(coordinator, coordinator->doc.notes[i].id);
+        }
+    }
+}
+
+void tddp_launch_coordinator_remove_lost(tddp_launch_coordinator *coordinator)
+{
+    char text[TDDP_LAUNCH_LIST_BYTES];
+    const tddp_launch_coordinator_opts *opts = &coordinator->opts;
+    for (int i = 0; i < coordinator->count;) {
+        tddp_launch_participant *node = &coordinator->nodes[i];
+        int64_t limit = node->standing == TDDP_LAUNCH_OUT ? 0
+                        : node->adopted                   ? opts->settle_ns
+                                                          : opts->return_ns;
+        if (node->gone_ns == 0 || coordinator->now_ns - node->gone_ns < limit) {
+            i++;
+            continue;
+        }
+        bool member = node->standing == TDDP_LAUNCH_MEMBER;
+        bool was_in = node->in;
+        bool was_done = node->done;
+        describe_loss(coordinator, node, text, sizeof text);
+        if (node->standing != TDDP_LAUNCH_OUT) {
+            leave_trace(coordinator, node);
+        }
+        remove_node(coordinator, i);
+        if (member) {
+            do_without(coordinator, false, was_in, was_done, text);
+        }
+    }
+    drop_notes(coordinator);
 }
 
 /* --- newcomers ------------------------------------------------------------------------------- */
 
-/* Whether a node has said something since another came. */
-static bool lives_since(const tddp_launch_participant *node, const tddp_launch_participant *joiner)
+static void refuse(tddp_launch_coordinator *coordinator, tddp_launch_participant *node,
+                   const char *text)
 {
-    return node->beat_ns > joiner->joined_ns;
+    node->standing = TDDP_LAUNCH_OUT;
+    add_note(coordinator, node->entry.id, true, text);
+}
+
+/* Whether a node has answered since another came, which asks all to. */
+static bool lives_since(const tddp_launch_participant *node,
+                        const tddp_launch_participant *newcomer)
+{
+    return newcomer->probe != 0 && node->gone_ns == 0 && node->entry.probe >= newcomer->probe;
+}
+
+static void ask_all(tddp_launch_coordinator *coordinator, tddp_launch_participant *newcomer)
+{
+    if (newcomer->probe == 0) {
+        newcomer->probe = ++coordinator->doc.probe;
+        coordinator->changed = true;
+    }
 }
 
 static tddp_launch_participant *same_rank(tddp_launch_coordinator *coordinator,
-                                          const tddp_launch_participant *joiner)
+                                          const tddp_launch_participant *newcomer)
 {
-    for (int i = 0; i < coordinator->count; i++) {
+    int wanted = newcomer->entry.node_rank;
+    for (int i = 0; i < coordinator->count && wanted >= 0; i++) {
         tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node != joiner && node->standing != TDDP_LAUNCH_HELD && joiner->joiner.node_rank >= 0 &&
-            node->joiner.node_rank == joiner->joiner.node_rank) {
+        if (node != newcomer && node->entry.node_rank == wanted &&
+            (node->standing == TDDP_LAUNCH_SPARE || node->standing == TDDP_LAUNCH_MEMBER)) {
             return node;
         }
     }
@@ -178,11 +250,11 @@ static tddp_launch_participant *same_rank(tddp_launch_coordinator *coordinator,
 }
 
 static bool all_live_since(const tddp_launch_coordinator *coordinator,
-                           const tddp_launch_participant *joiner)
+                           const tddp_launch_participant *newcomer)
 {
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node->standing == TDDP_LAUNCH_MEMBER && !lives_since(node, joiner)) {
+        if (node->standing == TDDP_LAUNCH_MEMBER && !lives_since(node, newcomer)) {
             return false;
         }
     }
@@ -192,12 +264,13 @@ static bool all_live_since(const tddp_launch_coordinator *coordinator,
 static void admit(tddp_launch_coordinator *coordinator, tddp_launch_participant *node)
 {
     char name[TDDP_LAUNCH_LIST_BYTES];
+    char text[TDDP_LAUNCH_LIST_BYTES + 32];
     node->standing = TDDP_LAUNCH_MEMBER;
-    if (node->rank < 0 && node->joiner.node_rank < 0) {
-        node->rank = take_trace(coordinator, node->joiner.host);
+    drop_note(coordinator, node->entry.id);
+    if (node->rank < 0 && node->entry.node_rank < 0) {
+        node->rank = take_trace(coordinator, node->entry.host);
     }
-    if (coordinator->stage == TDDP_LAUNCH_STAGE_RUNNING) {
-        char text[TDDP_LAUNCH_LIST_BYTES + 32];
+    if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_RUNNING) {
         (void)snprintf(text, sizeof text, "%s has come", tddp_launch_coordinator_name(node, name));
         tddp_launch_coordinator_end_round(coordinator, TDDP_LAUNCH_HOW_CHANGED, text);
     }
@@ -206,153 +279,116 @@ static void admit(tddp_launch_coordinator *coordinator, tddp_launch_participant 
 static void make_spare(tddp_launch_coordinator *coordinator, tddp_launch_participant *node,
                        bool full)
 {
-    tddp_launch_message *message =
-        full ? tddp_launch_coordinator_add_message(
-                   coordinator, TDDP_LAUNCH_MESSAGE_SPARE,
-                   "the job \"%s\" at %s has its %d nodes: this one waits for a "
-                   "place that comes free",
-                   coordinator->opts.run_id, coordinator->opts.where, coordinator->opts.max_nodes)
-             : tddp_launch_coordinator_add_message(
-                   coordinator, TDDP_LAUNCH_MESSAGE_SPARE,
-                   "some nodes of the job \"%s\" at %s are done already: this "
-                   "one waits for the others' end",
-                   coordinator->opts.run_id, coordinator->opts.where);
-    if (message) {
-        message->slot = node->slot;
+    char text[TDDP_LAUNCH_NODE_NOTE_BYTES];
+    const tddp_launch_coordinator_opts *opts = &coordinator->opts;
+    if (full) {
+        (void)snprintf(text, sizeof text,
+                       "the job \"%.200s\" at %.200s has its %d nodes: this one waits for a place "
+                       "that comes free",
+                       opts->run_id, opts->where, opts->max_nodes);
+    } else {
+        (void)snprintf(
+            text, sizeof text,
+            "some nodes of the job \"%.200s\" at %.200s are done already: this one waits "
+            "for the others' end",
+            opts->run_id, opts->where);
     }
     node->standing = TDDP_LAUNCH_SPARE;
+    add_note(coordinator, node->entry.id, false, text);
 }
 
-/* Decides on one that has no place yet. False: it was refused, and is no longer in the list. */
-static bool place(tddp_launch_coordinator *coordinator, tddp_launch_participant *node)
+/* A newcomer asks for a rank that another node has. */
+static void place_same_rank(tddp_launch_coordinator *coordinator, tddp_launch_participant *node,
+                            const tddp_launch_participant *other)
 {
-    char text[TDDP_LAUNCH_TEXT_BYTES];
-    const tddp_launch_participant *other = same_rank(coordinator, node);
-    bool full = tddp_launch_coordinator_members(coordinator) >= coordinator->opts.max_nodes;
-    bool finishing = coordinator->finishing;
-    if (node->standing == TDDP_LAUNCH_HELD && other) {
-        if (!lives_since(other, node)) {
-            return true;
-        }
+    char text[TDDP_LAUNCH_NODE_NOTE_BYTES];
+    ask_all(coordinator, node);
+    if (lives_since(other, node)) {
         (void)snprintf(text, sizeof text,
                        "--node-rank=%d is taken already by %.200s pid %lld; expected another rank "
                        "on each node",
-                       node->joiner.node_rank, other->joiner.host, (long long)other->joiner.pid);
+                       node->entry.node_rank, other->entry.host, (long long)other->entry.pid);
         refuse(coordinator, node, text);
-        return false;
     }
-    if (!full && !finishing) {
+}
+
+/* A job of fixed size that has all its nodes, and no use for spares. */
+static void place_where_none_is_free(tddp_launch_coordinator *coordinator,
+                                     tddp_launch_participant *node)
+{
+    char text[TDDP_LAUNCH_NODE_NOTE_BYTES];
+    const tddp_launch_coordinator_opts *opts = &coordinator->opts;
+    ask_all(coordinator, node);
+    if (node->standing == TDDP_LAUNCH_SPARE || all_live_since(coordinator, node)) {
+        (void)snprintf(text, sizeof text,
+                       "the job \"%.200s\" at %.200s has its %d nodes already; start more with a "
+                       "larger --nnodes on all of them",
+                       opts->run_id, opts->where, opts->max_nodes);
+        refuse(coordinator, node, text);
+    }
+}
+
+/* Decides on one that has no place yet. */
+static void place(tddp_launch_coordinator *coordinator, tddp_launch_participant *node)
+{
+    const tddp_launch_participant *other = same_rank(coordinator, node);
+    bool full = tddp_launch_coordinator_members(coordinator) >= coordinator->opts.max_nodes;
+    if (node->standing == TDDP_LAUNCH_HELD && other) {
+        place_same_rank(coordinator, node, other);
+    } else if (!full && !coordinator->finishing) {
         /* While workers of another round still end there, the others may go on. */
-        if (node->ready || coordinator->stage != TDDP_LAUNCH_STAGE_RUNNING) {
+        if (node->ready || coordinator->doc.stage != TDDP_LAUNCH_STAGE_RUNNING) {
             admit(coordinator, node);
         }
     } else if (full && !coordinator->opts.elastic &&
                !tddp_launch_coordinator_has_restart(coordinator)) {
-        if (node->standing == TDDP_LAUNCH_HELD && !all_live_since(coordinator, node)) {
-            return true;
+        place_where_none_is_free(coordinator, node);
+    } else if (node->standing == TDDP_LAUNCH_HELD) {
+        ask_all(coordinator, node);
+        if (!full || all_live_since(coordinator, node)) {
+            make_spare(coordinator, node, full);
         }
-        (void)snprintf(text, sizeof text,
-                       "the job \"%.200s\" at %s has its %d nodes already; start more with a "
-                       "larger --nnodes on all of them",
-                       coordinator->opts.run_id, coordinator->opts.where,
-                       coordinator->opts.max_nodes);
-        refuse(coordinator, node, text);
-        return false;
-    } else if (node->standing == TDDP_LAUNCH_HELD && (!full || all_live_since(coordinator, node))) {
-        make_spare(coordinator, node, full);
     }
-    return true;
 }
 
-/* Places go to spares before newcomers; within both, to whoever came first. */
 void tddp_launch_coordinator_place(tddp_launch_coordinator *coordinator)
 {
     static const tddp_launch_standing order[] = {TDDP_LAUNCH_SPARE, TDDP_LAUNCH_HELD};
-    if (coordinator->stage == TDDP_LAUNCH_STAGE_ENDED) {
-        return;
+    if (coordinator->adopted) {
+        return; /* whose job it is shows in a moment */
     }
     for (size_t turn = 0; turn < sizeof order / sizeof order[0]; turn++) {
-        for (int i = 0; i < coordinator->count && coordinator->status == TDDP_OK;) {
-            bool due = coordinator->nodes[i].standing == order[turn];
-            i += !due || place(coordinator, &coordinator->nodes[i]);
+        for (int i = 0; i < coordinator->count && coordinator->status == TDDP_OK &&
+                        coordinator->doc.stage != TDDP_LAUNCH_STAGE_ENDED;
+             i++) {
+            if (coordinator->nodes[i].standing == order[turn]) {
+                place(coordinator, &coordinator->nodes[i]);
+            }
         }
     }
 }
 
-/* A coordinator that has started nothing takes over what its nodes tell of earlier rounds. */
-static void inherit(tddp_launch_coordinator *coordinator, const tddp_launch_joiner *joiner)
-{
-    bool fresh = coordinator->round < 0 || coordinator->inherited;
-    if (!fresh || joiner->round < 0) {
-        return;
-    }
-    if (joiner->round > coordinator->round) {
-        coordinator->round = joiner->round;
-        coordinator->old_nodes = joiner->nodes;
-    }
-    coordinator->restart = joiner->restart > coordinator->restart && !coordinator->charged
-                               ? joiner->restart
-                               : coordinator->restart;
-    coordinator->inherited = true;
-}
-
-/* The node of the same process, if that has come under another slot. */
-static tddp_launch_participant *same_process(tddp_launch_coordinator *coordinator, const char *id)
-{
-    for (int i = 0; i < coordinator->count; i++) {
-        if (id[0] && strcmp(coordinator->nodes[i].joiner.id, id) == 0) {
-            return &coordinator->nodes[i];
-        }
-    }
-    return NULL;
-}
-
-/* After the job's end: a node that was in one of its rounds lost its coordinator before it heard of
- * the end, and hears it now; a new one has come too late. */
-static void answer_late(tddp_launch_coordinator *coordinator, tddp_launch_participant *node)
-{
-    if (node->round >= 0) {
-        tddp_launch_coordinator_tell_end(coordinator);
-    } else {
-        refuse(coordinator, node, "the job has ended already");
-    }
-}
-
-void tddp_launch_coordinator_on_join(tddp_launch_coordinator *coordinator,
-                                     const tddp_launch_event *event)
+void tddp_launch_coordinator_join(tddp_launch_coordinator *coordinator,
+                                  const tddp_launch_entry *entry)
 {
     void *nodes = coordinator->nodes;
-    char name[TDDP_LAUNCH_LIST_BYTES];
-    char text[TDDP_LAUNCH_LIST_BYTES + 32];
-    if (is_gone(coordinator, event->slot)) {
-        return;
-    }
-    tddp_launch_participant *before = same_process(coordinator, event->joiner.id);
-    if (before) {
-        (void)snprintf(text, sizeof text, "%s has joined again",
-                       tddp_launch_coordinator_name(before, name));
-        tddp_launch_coordinator_remove(coordinator, before, TDDP_LAUNCH_REPLACED, text);
-    }
-    if (!make_room(coordinator, &nodes, coordinator->count, &coordinator->capacity,
-                   sizeof(tddp_launch_participant))) {
+    if (tddp_launch_grow(&nodes, coordinator->count, sizeof *coordinator->nodes) != TDDP_OK) {
+        coordinator->status = TDDP_OUT_OF_MEMORY;
         return;
     }
     coordinator->nodes = nodes;
     tddp_launch_participant *node = &coordinator->nodes[coordinator->count++];
     *node = (tddp_launch_participant){
-        .joiner = event->joiner,
-        .slot = event->slot,
-        .standing = TDDP_LAUNCH_HELD,
-        .rank = event->joiner.last_rank,
-        .round = event->joiner.round,
-        .joined_ns = coordinator->now_ns,
-        .beat_ns = coordinator->now_ns,
+        .entry = *entry,
+        .standing = tddp_launch_coordinator_has_refused(coordinator, entry->id) ? TDDP_LAUNCH_OUT
+                                                                                : TDDP_LAUNCH_HELD,
+        .rank = entry->rank,
+        .round = entry->round,
+        .ready = entry->ready > entry->round,
     };
-    if (coordinator->stage == TDDP_LAUNCH_STAGE_ENDED) {
-        answer_late(coordinator, node);
-        return;
+    node->entry.last = NULL;
+    if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED && entry->round < 0) {
+        /* One of an earlier round has lost its way to the document, and reads the end there. */
+        refuse(coordinator, node, "the job has ended already");
     }
-    coordinator->last_join_ns = coordinator->now_ns;
-    inherit(coordinator, &event->joiner);
-    tddp_launch_coordinator_place(coordinator);
 }

@@ -4,6 +4,7 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "launch/rendezvous/coordinator_state.h"
 
@@ -21,7 +22,7 @@ int tddp_launch_coordinator_ready(const tddp_launch_coordinator *coordinator)
     int ready = 0;
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        ready += node->standing == TDDP_LAUNCH_MEMBER && node->ready;
+        ready += node->standing == TDDP_LAUNCH_MEMBER && node->ready && node->gone_ns == 0;
     }
     return ready;
 }
@@ -31,39 +32,22 @@ int tddp_launch_coordinator_needed(const tddp_launch_coordinator *coordinator)
     return coordinator->opts.elastic ? coordinator->opts.min_nodes : coordinator->opts.max_nodes;
 }
 
-int tddp_launch_coordinator_returned(const tddp_launch_coordinator *coordinator)
+/* Rule 1. */
+static bool may_start(tddp_launch_coordinator *coordinator)
 {
-    int returned = 0;
-    for (int i = 0; i < coordinator->count; i++) {
-        const tddp_launch_participant *node = &coordinator->nodes[i];
-        returned += node->standing == TDDP_LAUNCH_MEMBER && node->round == coordinator->round;
-    }
-    return returned;
-}
-
-bool tddp_launch_coordinator_may_start(tddp_launch_coordinator *coordinator)
-{
-    int members = tddp_launch_coordinator_members(coordinator);
     int ready = tddp_launch_coordinator_ready(coordinator);
     int64_t now = coordinator->now_ns;
     if (ready < tddp_launch_coordinator_needed(coordinator)) {
         coordinator->enough_ns = 0;
         return false;
     }
-    if (ready < members) {
+    coordinator->enough_ns = coordinator->enough_ns ? coordinator->enough_ns : now;
+    if (ready < tddp_launch_coordinator_members(coordinator)) {
         return false;
     }
-    if (ready == coordinator->opts.max_nodes) {
-        return true;
-    }
-    if (coordinator->round < 0) {
-        coordinator->enough_ns = coordinator->enough_ns ? coordinator->enough_ns : now;
-        return now - coordinator->enough_ns >= coordinator->opts.last_call_ns ||
-               now - coordinator->gathering_ns >= coordinator->opts.join_timeout_ns;
-    }
-    return !coordinator->inherited ||
-           tddp_launch_coordinator_returned(coordinator) >= coordinator->old_nodes ||
-           now - coordinator->last_join_ns >= coordinator->opts.settle_ns;
+    return ready == coordinator->opts.max_nodes ||
+           now - coordinator->enough_ns >= coordinator->opts.last_call_ns ||
+           now - coordinator->gathering_ns >= coordinator->opts.join_timeout_ns;
 }
 
 /* --- ranks ----------------------------------------------------------------------------------- */
@@ -87,14 +71,13 @@ static int compare_rest(const void *a, const void *b)
 {
     const tddp_launch_participant *left = *(tddp_launch_participant *const *)a;
     const tddp_launch_participant *right = *(tddp_launch_participant *const *)b;
-    if (left->joiner.hosting != right->joiner.hosting) {
-        return left->joiner.hosting ? -1 : 1;
+    if (left->entry.hosting != right->entry.hosting) {
+        return left->entry.hosting ? -1 : 1;
     }
-    int64_t one = left->joiner.node_rank < 0 ? INT32_MAX : left->joiner.node_rank;
-    int64_t other = right->joiner.node_rank < 0 ? INT32_MAX : right->joiner.node_rank;
-    if (one == other) {
-        one = left->slot;
-        other = right->slot;
+    int64_t one = left->entry.node_rank < 0 ? INT32_MAX : left->entry.node_rank;
+    int64_t other = right->entry.node_rank < 0 ? INT32_MAX : right->entry.node_rank;
+    if (one == other) { /* by their coming */
+        return (left > right) - (left < right);
     }
     return (one > other) - (one < other);
 }
@@ -115,11 +98,11 @@ static void give_rest(tddp_launch_participant **holders, tddp_launch_participant
 static int rank_of_pass(const tddp_launch_coordinator *coordinator,
                         const tddp_launch_participant *node, int pass)
 {
-    bool was_in = node->round >= 0 && node->round == coordinator->round;
+    bool was_in = node->round >= 0 && node->round == coordinator->doc.round;
     if (pass == 0) {
-        return node->joiner.node_rank;
+        return node->entry.node_rank;
     }
-    return node->joiner.node_rank < 0 && (pass == 2 || was_in) ? node->rank : -1;
+    return node->entry.node_rank < 0 && (pass == 2 || was_in) ? node->rank : -1;
 }
 
 static void assign(tddp_launch_coordinator *coordinator, tddp_launch_participant **holders,
@@ -143,97 +126,102 @@ static void assign(tddp_launch_coordinator *coordinator, tddp_launch_participant
     give_rest(holders, rest, left, count);
 }
 
-static void fill_message(tddp_launch_message *message, tddp_launch_participant *const *holders,
+static void fill_members(tddp_launch_member *members, tddp_launch_participant *const *holders,
                          int count)
 {
-    message->count = count;
     for (int rank = 0; rank < count; rank++) {
-        const tddp_launch_joiner *joiner = &holders[rank]->joiner;
-        tddp_launch_member *member = &message->members[rank];
-        member->slot = holders[rank]->slot;
-        member->local_size = joiner->local_size;
-        (void)snprintf(member->role, sizeof member->role, "%s", joiner->role);
-        (void)snprintf(member->host, sizeof member->host, "%s", joiner->host);
-        (void)snprintf(member->addr, sizeof member->addr, "%s", joiner->addr);
+        const tddp_launch_entry *entry = &holders[rank]->entry;
+        tddp_launch_member *member = &members[rank];
+        *member = (tddp_launch_member){
+            .pid = entry->pid,
+            .local_size = entry->local_size,
+            .node_rank = entry->node_rank,
+            .hosting = entry->hosting,
+        };
+        memcpy(member->id, entry->id, sizeof member->id);
+        memcpy(member->host, entry->host, sizeof member->host);
+        memcpy(member->role, entry->role, sizeof member->role);
+        memcpy(member->addr, entry->addr, sizeof member->addr);
     }
 }
 
-void tddp_launch_coordinator_start(tddp_launch_coordinator *coordinator)
+static void start(tddp_launch_coordinator *coordinator)
 {
+    tddp_launch_state *doc = &coordinator->doc;
     int count = tddp_launch_coordinator_members(coordinator);
     tddp_launch_participant **holders = tddp_alloc_array((size_t)count, 2 * sizeof *holders);
     tddp_launch_member *members = tddp_alloc_array((size_t)count, sizeof *members);
-    tddp_launch_message *message =
-        holders && members
-            ? tddp_launch_coordinator_add_message(coordinator, TDDP_LAUNCH_MESSAGE_ROUND, "%s", "")
-            : NULL;
-    if (!message) {
+    if (!holders || !members) {
         free(holders);
         free(members);
         coordinator->status = TDDP_OUT_OF_MEMORY;
         return;
     }
     assign(coordinator, holders, holders + count, count);
-    coordinator->round++;
-    coordinator->stage = TDDP_LAUNCH_STAGE_RUNNING;
-    coordinator->master = coordinator->finishing = false;
-    coordinator->inherited = false;
+    fill_members(members, holders, count);
+    free(doc->members);
+    doc->members = members;
+    doc->count = count;
+    doc->round++;
+    doc->generation++;
+    doc->stage = TDDP_LAUNCH_STAGE_RUNNING;
+    doc->master_port = 0;
+    coordinator->finishing = false;
     coordinator->enough_ns = 0;
-    message->round = coordinator->round;
-    message->restart = coordinator->restart;
-    message->members = members;
-    fill_message(message, holders, count);
+    coordinator->changed = true;
     for (int rank = 0; rank < count; rank++) {
-        holders[rank]->round = coordinator->round;
+        holders[rank]->round = doc->round;
         holders[rank]->ready = holders[rank]->done = false;
     }
     free(holders);
 }
 
-/* --- ends ------------------------------------------------------------------------------------ */
-
-void tddp_launch_coordinator_tell_end(tddp_launch_coordinator *coordinator)
+void tddp_launch_coordinator_try_start(tddp_launch_coordinator *coordinator)
 {
-    tddp_launch_message *message = tddp_launch_coordinator_add_message(
-        coordinator, TDDP_LAUNCH_MESSAGE_END, "%s", coordinator->ended_text);
-    if (message) {
-        message->how = coordinator->ended_how;
+    if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_GATHERING && coordinator->status == TDDP_OK &&
+        may_start(coordinator)) {
+        start(coordinator);
+        tddp_launch_coordinator_place(coordinator); /* spares that are of no use any more */
     }
 }
+
+/* --- ends ------------------------------------------------------------------------------------ */
 
 void tddp_launch_coordinator_end_job(tddp_launch_coordinator *coordinator, tddp_launch_how how,
                                      const char *text)
 {
-    coordinator->stage = TDDP_LAUNCH_STAGE_ENDED;
+    tddp_launch_state *doc = &coordinator->doc;
+    doc->stage = TDDP_LAUNCH_STAGE_ENDED;
+    doc->ended_how = how;
+    (void)snprintf(doc->ended_text, sizeof doc->ended_text, "%s", text);
     coordinator->ended_ns = coordinator->now_ns;
-    coordinator->ended_how = how;
-    (void)snprintf(coordinator->ended_text, sizeof coordinator->ended_text, "%s", text);
-    tddp_launch_coordinator_tell_end(coordinator);
+    coordinator->changed = true;
 }
 
 void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tddp_launch_how how,
                                        const char *text)
 {
-    tddp_launch_message *message =
-        tddp_launch_coordinator_add_message(coordinator, TDDP_LAUNCH_MESSAGE_OVER, "%s", text);
-    if (message) {
-        message->how = how;
-    }
+    tddp_launch_state *doc = &coordinator->doc;
+    doc->stage = TDDP_LAUNCH_STAGE_GATHERING;
+    doc->over = doc->round;
+    doc->over_how = how;
+    (void)snprintf(doc->over_text, sizeof doc->over_text, "%s", text);
     for (int i = 0; i < coordinator->count; i++) {
         tddp_launch_participant *node = &coordinator->nodes[i];
         if (node->in) {
-            node->in = node->done = node->ready = false;
+            node->in = node->done = false;
+            node->ready = node->entry.ready > node->round;
         }
     }
     coordinator->finishing = false;
-    coordinator->stage = TDDP_LAUNCH_STAGE_GATHERING;
+    coordinator->changed = true;
     coordinator->gathering_ns = coordinator->now_ns;
     coordinator->report_ns = coordinator->now_ns + coordinator->opts.report_every_ns;
 }
 
 bool tddp_launch_coordinator_has_restart(const tddp_launch_coordinator *coordinator)
 {
-    return coordinator->restart < coordinator->opts.max_restarts;
+    return coordinator->doc.restart < coordinator->opts.max_restarts;
 }
 
 /* A round is over for a reason that costs a restart; `last` is how the job ends without one. */
@@ -241,7 +229,7 @@ void tddp_launch_coordinator_charge_restart(tddp_launch_coordinator *coordinator
                                             tddp_launch_how last, const char *text)
 {
     if (tddp_launch_coordinator_has_restart(coordinator)) {
-        coordinator->restart++;
+        coordinator->doc.restart++;
         tddp_launch_coordinator_end_round(coordinator, TDDP_LAUNCH_HOW_FAILED, text);
     } else {
         tddp_launch_coordinator_end_job(coordinator, last, text);
@@ -257,7 +245,7 @@ void tddp_launch_coordinator_check_done(tddp_launch_coordinator *coordinator)
         in += coordinator->nodes[i].in;
         done += coordinator->nodes[i].in && coordinator->nodes[i].done;
     }
-    if (coordinator->stage == TDDP_LAUNCH_STAGE_RUNNING && done == in) {
+    if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_RUNNING && done == in) {
         tddp_launch_coordinator_end_job(coordinator, TDDP_LAUNCH_HOW_DONE, "");
     }
 }

@@ -1,6 +1,6 @@
 /*
- * The coordinator's state, shared by coordinator.c (events and time), coordinator_round.c (who is
- * in a round, with which rank) and coordinator_messages.c (its messages and texts).
+ * The coordinator's state, shared by coordinator.c (entries and time), coordinator_nodes.c (nodes
+ * come and go), coordinator_round.c (rounds and ranks) and coordinator_texts.c (its texts).
  *
  *                 enough nodes are ready             a failure, or nodes came or went
  *     GATHERING -----------------------> RUNNING ----------------------------------> GATHERING
@@ -12,74 +12,45 @@
 
 #include "launch/rendezvous/coordinator.h"
 
-typedef enum tddp_launch_stage {
-    TDDP_LAUNCH_STAGE_GATHERING,
-    TDDP_LAUNCH_STAGE_RUNNING,
-    TDDP_LAUNCH_STAGE_ENDED,
-} tddp_launch_stage;
-
-/* Where a node stands. A HELD one has a node in its way that may be lost; a SPARE one knows that
- * there is no place; a MEMBER has one of the `max` places and is in the next round, or in the
- * running one. */
+/* A HELD newcomer has a node in its way that may be lost; a SPARE knows that there is no place; a
+ * MEMBER has one of the `max` places and is in the next round, or in the running one; who is OUT
+ * has left or was refused, and its entry is still there. */
 typedef enum tddp_launch_standing {
     TDDP_LAUNCH_HELD,
     TDDP_LAUNCH_SPARE,
     TDDP_LAUNCH_MEMBER,
+    TDDP_LAUNCH_OUT,
 } tddp_launch_standing;
 
 typedef struct tddp_launch_participant {
-    tddp_launch_joiner joiner;
-    int slot;
+    tddp_launch_entry entry; /* as it was read last; without `last` */
     tddp_launch_standing standing;
-    int rank;  /* in its last round, or of one of its host that went; -1: none */
-    int round; /* its last */
-    int64_t joined_ns;
-    int64_t beat_ns; /* when it last said anything */
+    int rank;        /* in its last round, or of one of its host that went; -1: none */
+    int round;       /* its last */
+    int64_t probe;   /* HELD: the one that others must have answered; 0: none yet */
+    int64_t gone_ns; /* when its entry was found missing; 0: it is there */
+    bool adopted;    /* of another coordinator's document, and not seen yet */
     bool ready;
     bool in;   /* the running round */
     bool done; /* with the running round */
-    bool bye;
 } tddp_launch_participant;
-
-/* Where a node was that has gone. */
-typedef struct tddp_launch_trace {
-    char host[TDDP_LAUNCH_NAME_BYTES];
-    int rank;
-} tddp_launch_trace;
 
 enum { TDDP_LAUNCH_MOST_TRACES = 256 };
 
 struct tddp_launch_coordinator {
     tddp_launch_coordinator_opts opts;
-    tddp_launch_stage stage;
+    tddp_launch_state doc;
+    bool changed;                   /* the document, in the call under way */
     tddp_launch_participant *nodes; /* in the order in which they came */
     int count;
-    int capacity;
-    int *gone; /* slots that were given up, left or were refused */
-    int gone_count;
-    int gone_capacity;
-    tddp_launch_trace traces[TDDP_LAUNCH_MOST_TRACES]; /* the latest of them, as a ring */
-    int trace_count;
-    int round; /* the last one started, by whomever; -1 */
-    int restart;
-    bool inherited;       /* the last round was another coordinator's */
-    bool charged;         /* an inherited round's missing nodes have cost their restart */
-    int old_nodes;        /* of that round */
-    bool master;          /* of the running round is known */
-    bool finishing;       /* someone is done with it */
+    bool adopted;         /* none of the document's nodes was seen yet */
+    bool finishing;       /* someone is done with the running round */
     int64_t gathering_ns; /* since when */
-    int64_t enough_ns;    /* since when there are enough for a first round; 0: there are not */
-    int64_t last_join_ns;
-    int64_t report_ns; /* when to tell next */
-    int64_t gap_ns;    /* how long nobody looked at the events, the last time, and until when */
-    int64_t gap_end_ns;
-    int64_t tick_ns; /* the last one */
+    int64_t enough_ns;    /* since when there are enough for a round; 0: there are not */
+    int64_t report_ns;    /* when to report next */
     int64_t ended_ns;
-    tddp_launch_how ended_how;
-    char ended_text[TDDP_LAUNCH_TEXT_BYTES];
     /* Of the call under way. */
     int64_t now_ns;
-    tddp_launch_messages *messages;
     tddp_status status; /* once it is a failure it stays */
 };
 
@@ -93,21 +64,14 @@ int tddp_launch_coordinator_ready(const tddp_launch_coordinator *coordinator);
 /* How many a round needs. */
 int tddp_launch_coordinator_needed(const tddp_launch_coordinator *coordinator);
 
-/* How many of an inherited round's nodes are here. */
-int tddp_launch_coordinator_returned(const tddp_launch_coordinator *coordinator);
-
-/* Whether a round may start now; starts it. */
-bool tddp_launch_coordinator_may_start(tddp_launch_coordinator *coordinator);
-void tddp_launch_coordinator_start(tddp_launch_coordinator *coordinator);
+/* Starts a round if one may start now. */
+void tddp_launch_coordinator_try_start(tddp_launch_coordinator *coordinator);
 
 bool tddp_launch_coordinator_has_restart(const tddp_launch_coordinator *coordinator);
 
-/* The last message but refusals, and the same again to nodes that missed it. */
+/* Ends the job; nothing but refusals changes after it. */
 void tddp_launch_coordinator_end_job(tddp_launch_coordinator *coordinator, tddp_launch_how how,
                                      const char *text);
-
-/* How the job has ended, once more. */
-void tddp_launch_coordinator_tell_end(tddp_launch_coordinator *coordinator);
 
 /* Ends the running round; its nodes are no longer ready. */
 void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tddp_launch_how how,
@@ -123,29 +87,25 @@ void tddp_launch_coordinator_check_done(tddp_launch_coordinator *coordinator);
 /* --- coordinator_nodes.c -------------------------------------------------------------------------
  */
 
-typedef enum tddp_launch_departure {
-    TDDP_LAUNCH_LOST,     /* silent for too long */
-    TDDP_LAUNCH_LEFT,     /* told to end */
-    TDDP_LAUNCH_REPLACED, /* the same process has come again */
-} tddp_launch_departure;
+/* Whether this coordinator, or the one before, has refused a node. */
+bool tddp_launch_coordinator_has_refused(const tddp_launch_coordinator *coordinator,
+                                         const char *id);
 
-/* Takes a node away and does what follows from that. */
-void tddp_launch_coordinator_remove(tddp_launch_coordinator *coordinator,
-                                    tddp_launch_participant *node, tddp_launch_departure how,
-                                    const char *text);
+/* A new entry. */
+void tddp_launch_coordinator_join(tddp_launch_coordinator *coordinator,
+                                  const tddp_launch_entry *entry);
 
-void tddp_launch_coordinator_on_join(tddp_launch_coordinator *coordinator,
-                                     const tddp_launch_event *event);
+/* Takes out a node whose entry says so, and does what follows; the entry is still there. */
+void tddp_launch_coordinator_leave(tddp_launch_coordinator *coordinator,
+                                   tddp_launch_participant *node);
+
+/* Removes the nodes whose entries are missing for too long. */
+void tddp_launch_coordinator_remove_lost(tddp_launch_coordinator *coordinator);
 
 /* Decides on those who have no place: spares before newcomers, within both by their coming. */
 void tddp_launch_coordinator_place(tddp_launch_coordinator *coordinator);
 
-/* --- coordinator_messages.c ------------------------------------------------------------------ */
-
-/* Appends a message to the list; NULL if memory is short. The text takes printf's arguments. */
-tddp_launch_message *tddp_launch_coordinator_add_message(tddp_launch_coordinator *coordinator,
-                                                         tddp_launch_message_kind kind,
-                                                         const char *format, ...) TDDP_PRINTF(3, 4);
+/* --- coordinator_texts.c --------------------------------------------------------------------- */
 
 enum { TDDP_LAUNCH_LIST_BYTES = 512 };
 

@@ -1,95 +1,44 @@
 /*
- * The search for the coordinator: looks again and again until there is one, or time is over, and
- * reports what was tried. What one look is depends on the backend. Runs on the rendezvous thread.
+ * The way to where the nodes meet: tried again and again until it is there, or time is over, with a
+ * line now and then. What becomes of a round meanwhile: where certainly nobody is any more the host
+ * has taken it along; silence alone ends nothing, unless the job is elastic and the others have
+ * gone on by now. Runs on the rendezvous thread.
  */
 #include <stdlib.h>
 #include <string.h>
 
-#include "launch/rendezvous/backend.h"
+#include "launch/rendezvous/member.h"
 #include "net/net.h"
 
 enum {
-    REACH_MS = 2 * 1000, /* for one look */
-    LEAST_REACH_MS = 50,
+    REACH_MS = 2 * 1000, /* for one attempt */
     FIRST_PAUSE_MS = 20,
     LAST_PAUSE_MS = 400,
     HOST_EVERY_MS = 1500, /* to see whether the endpoint's port has become free */
-    TRIED_BYTES = TDDP_LAUNCH_MAX_ENDPOINTS * (TDDP_LAUNCH_HOST_BYTES + 16) + TDDP_LAUNCH_WHY_BYTES
+    TRIED_BYTES = TDDP_LAUNCH_MAX_ENDPOINTS * (TDDP_LAUNCH_HOST_BYTES + 16) + TDDP_LAUNCH_WHY_BYTES,
+    NAME_BYTES = TDDP_LAUNCH_HOST_BYTES + 80,
 };
 
-void tddp_launch_leader_forget(const tddp_launch_node *node, tddp_launch_leader *leader)
-{
-    if (leader->connection) {
-        node->backend->disconnect(leader->connection);
-    }
-    *leader = (tddp_launch_leader){0};
-}
+/* One search. */
+typedef struct search {
+    const char *reason; /* why the last connection was lost; NULL: there was none */
+    int64_t deadline;   /* INT64_MAX: none, as long as workers run */
+    int64_t report_at;
+    int64_t host_at;
+    bool gone;   /* nobody is there any more, and that was told */
+    bool silent; /* that nobody answers was told */
+} search;
 
-tddp_status tddp_launch_check_job(const tddp_launch_node *node, const char *job)
+static void name_host(const tddp_launch_node *node, char name[NAME_BYTES])
 {
-    char mine[TDDP_LAUNCH_JOB_BYTES];
-    char endpoint[TDDP_LAUNCH_HOST_BYTES + 16];
-    tddp_launch_job_text(node->options, mine);
-    if (strcmp(job, mine) == 0) {
-        return TDDP_OK;
-    }
-    tddp_launch_endpoint_text(&node->options->endpoints[0], endpoint, sizeof endpoint);
-    return tddp_fail(TDDP_MISMATCH,
-                     "the job at %s was started with %.128s, this node with %s; expected the same "
-                     "on all nodes",
-                     endpoint, job, mine);
-}
-
-/* How long one look may take. */
-static int64_t reach_ms(const tddp_launch_node *node, int64_t until_ns)
-{
-    int64_t read_ms = (int64_t)node->options->conf.read_timeout * 1000;
-    int64_t most = read_ms < REACH_MS ? read_ms : REACH_MS;
-    if (until_ns == INT64_MAX) {
-        return most;
-    }
-    int64_t left = (until_ns - tddp_now_ns()) / TDDP_NS_PER_MS;
-    most = most < node->times.read_ms ? most : node->times.read_ms;
-    return left < LEAST_REACH_MS ? LEAST_REACH_MS : left < most ? left : most;
-}
-
-/* Whether another try would be as vain: another secret, say, or no store at all. A node that was in
- * the job knows that it may be otherwise. */
-static bool is_permanent(const tddp_launch_node *node, tddp_status status)
-{
-    return status == TDDP_MISMATCH || status == TDDP_OUT_OF_MEMORY ||
-           (!node->was_in &&
-            (status == TDDP_STORE || status == TDDP_PROTOCOL || status == TDDP_INVALID_ARGUMENT));
-}
-
-/* One look. NOT_FOUND: the job has ended; TIMEOUT: nobody leads. */
-static tddp_status look_around(tddp_launch_node *node, tddp_launch_look *seen)
-{
-    if (node->orders.leave || node->orders.quit) {
-        return tddp_fail(TDDP_CANCELED, "told to end");
-    }
-    for (;;) {
-        tddp_status status = node->backend->look(node, seen);
-        if (seen->leader.connection || is_permanent(node, status)) {
-            return status;
-        }
-        if (seen->end->kind == TDDP_LAUNCH_MESSAGE_END) {
-            return tddp_fail(TDDP_NOT_FOUND, "the job has ended");
-        }
-        if (status != TDDP_CANCELED) {
-            return tddp_fail(TDDP_TIMEOUT, "nobody leads");
-        }
-        if (!tddp_launch_node_take_orders(node)) {
-            return status;
-        }
-        seen->why[0] = '\0'; /* orders for later: once more */
-        seen->gone = false;
-    }
+    (void)snprintf(name, NAME_BYTES, "%s %s",
+                   node->link.backend->survives ? "etcd at"
+                                                : "the torchrun that hosts the rendezvous at",
+                   node->where);
 }
 
 /* "a:2379, b:2379 (Connection refused)". */
-static void describe_tried(const tddp_launch_node *node, const tddp_launch_look *seen,
-                           char text[TRIED_BYTES])
+static void describe_tried(const tddp_launch_node *node, const char *why, char text[TRIED_BYTES])
 {
     size_t used = 0;
     for (int i = 0; i < node->options->endpoint_count && used < TRIED_BYTES; i++) {
@@ -98,90 +47,238 @@ static void describe_tried(const tddp_launch_node *node, const tddp_launch_look 
         used += (size_t)snprintf(text + used, TRIED_BYTES - used, "%s%s", i ? ", " : "", endpoint);
     }
     if (used < TRIED_BYTES) {
-        (void)snprintf(text + used, TRIED_BYTES - used, " (%s)", seen->why);
+        (void)snprintf(text + used, TRIED_BYTES - used, " (%s)", why);
     }
 }
 
-static tddp_status fail_search(const tddp_launch_node *node, const char *tried)
+static void tell(tddp_launch_node *node, char *line)
 {
-    return tddp_fail(TDDP_TIMEOUT,
-                     "no torchrun leads the job \"%s\" within %d s: tried %s; check that %s, and "
-                     "that all nodes have the same --rdzv-endpoint and --rdzv-id, or raise "
-                     "--rdzv-conf join_timeout",
-                     node->run_id, node->options->conf.join_timeout, tried, node->backend->remedy);
-}
-
-/* A line for the user, to be followed by another after a while. */
-static void report(const tddp_launch_node *node, const char *tried, int64_t *report_at)
-{
-    if (tddp_now_ns() < *report_at) {
-        return;
-    }
-    char *line = tddp_format("looking for who leads the job \"%s\": tried %s", node->run_id, tried);
     if (line) {
-        tddp_launch_rendezvous_send_notification(node->mailbox, TDDP_LAUNCH_NOTIFICATION_STATUS,
-                                                 NULL, line);
+        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, line);
     }
     free(line);
-    *report_at = tddp_deadline_after_ms(node->times.report_ms);
 }
 
-/* What a look in vain says of the leader that is lost: when to give up. One whose connections are
- * reset may be about to end, so it is silent only when there was time for an answer. */
-static void note_lost(const tddp_launch_node *node, const tddp_launch_look *seen,
-                      tddp_launch_search *search, int64_t silent_at, int64_t *deadline)
+/* Whether another try would be as vain: another secret, say, or no store at all. A node that was in
+ * the job knows that it may be otherwise. */
+static bool is_permanent(const tddp_launch_node *node, tddp_status status)
 {
-    if (!search->lost) {
-        return;
-    }
-    if (seen->gone) {
-        int64_t soon = tddp_deadline_after_ms(search->gone_ms);
-        *deadline = !search->gone && soon < *deadline ? soon : *deadline;
-        search->gone = true;
-    } else if (search->line && !search->reported && tddp_now_ns() >= silent_at) {
-        tddp_launch_rendezvous_send_notification(node->mailbox, TDDP_LAUNCH_NOTIFICATION_STATUS,
-                                                 NULL, search->line);
-        search->reported = true;
-    }
+    return status == TDDP_OUT_OF_MEMORY || status == TDDP_UNAVAILABLE ||
+           (!node->was_in && (status == TDDP_STORE || status == TDDP_PROTOCOL ||
+                              status == TDDP_INVALID_ARGUMENT || status == TDDP_UNSUPPORTED));
 }
 
-tddp_status tddp_launch_find_leader(tddp_launch_node *node, tddp_launch_search *search,
-                                    tddp_launch_leader *out, tddp_launch_message *end)
+static void give_up_search(tddp_launch_node *node, const char *why)
 {
     char tried[TRIED_BYTES];
-    int64_t deadline = tddp_deadline_after_ms(search->limit_ms);
-    int64_t report_at = tddp_deadline_after_ms(node->times.report_ms);
-    int64_t host_at = tddp_deadline_after_ms(HOST_EVERY_MS);
-    int64_t silent_at = tddp_deadline_after_ms(reach_ms(node, deadline));
-    int64_t pause = FIRST_PAUSE_MS;
+    char name[NAME_BYTES];
+    describe_tried(node, why, tried);
+    name_host(node, name);
+    char *text =
+        node->was_in
+            ? tddp_format("%s is lost: %s%s", name, why,
+                          node->link.backend->survives
+                              ? ""
+                              : "; a job with --rdzv-backend=etcd survives that")
+            : tddp_format(
+                  "no torchrun leads the job \"%s\" within %d s: tried %s; check that %s, "
+                  "and that all nodes have the same --rdzv-endpoint and --rdzv-id, or "
+                  "raise --rdzv-conf join_timeout",
+                  node->run_id, node->options->conf.join_timeout, tried,
+                  node->link.backend->survives
+                      ? "etcd answers there"
+                      : "torchrun runs there (with --rdzv-conf is_host=1 if that host knows "
+                        "itself by another address)");
+    tddp_launch_node_give_up(node, text ? text : "out of memory");
+    free(text);
+}
+
+/* --- a connection that is lost --------------------------------------------------------------- */
+
+/* Nobody is there: who served the store has ended, and its workers with it. Another one may come
+ * in a moment. */
+static void note_gone(tddp_launch_node *node, search *s)
+{
+    char name[NAME_BYTES];
+    if (s->gone) {
+        return;
+    }
+    name_host(node, name);
+    s->gone = true;
+    s->deadline = tddp_deadline_after_ms(node->times.return_ms);
+    char *text = tddp_format("%s is lost: %s", name, node->link.why);
+    if (text && node->part != TDDP_LAUNCH_AWAITING) {
+        tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_CHANGED, text);
+        free(text);
+    } else {
+        tell(node, text);
+    }
+}
+
+/* Nobody answers. Workers that run go on, but in an elastic job not beside those of a round that
+ * the others have begun by now. */
+static void note_silent(tddp_launch_node *node, search *s)
+{
+    char name[NAME_BYTES];
+    int64_t silence_ms = (tddp_now_ns() - node->heard_ns) / TDDP_NS_PER_MS;
+    bool elastic = node->options->min_nodes < node->options->max_nodes &&
+                   node->options->backend != TDDP_LAUNCH_STATIC;
+    name_host(node, name);
+    if (!s->silent && silence_ms >= REACH_MS) {
+        s->silent = true;
+        tell(node, tddp_format("%s does not answer: %s", name, node->link.why));
+    }
+    if (elastic && node->part != TDDP_LAUNCH_AWAITING && silence_ms >= node->times.silence_ms) {
+        char *text = tddp_format("%s has not answered for %lld s: the other nodes go on without "
+                                 "this one",
+                                 name, (long long)(silence_ms / 1000));
+        tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_CHANGED,
+                                    text ? text : "out of memory");
+        free(text);
+    }
+    if (node->part != TDDP_LAUNCH_AWAITING && node->entry.done != node->entry.round) {
+        s->deadline = INT64_MAX;
+    } else if (s->deadline == INT64_MAX) {
+        s->deadline = tddp_deadline_after_ms(node->times.join_ms);
+    }
+}
+
+/* A worker has failed here while nobody answers: the round is over without the others' consent, and
+ * without a restart left nothing comes after it. */
+static void note_failure(tddp_launch_node *node)
+{
+    if (node->part != TDDP_LAUNCH_WORKING || !node->orders.failed) {
+        return;
+    }
+    node->entry.failed = node->entry.round;
+    node->entry_changed = true;
+    if (node->world.restart >= node->options->max_restarts) {
+        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_ENDED, node->entry.text);
+        node->over = true;
+    } else {
+        tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_FAILED, node->entry.text);
+    }
+}
+
+/* --- the search ------------------------------------------------------------------------------ */
+
+/* How long one attempt may take. */
+static int64_t attempt_ms(const tddp_launch_node *node)
+{
+    int64_t read_ms = (int64_t)node->options->conf.read_timeout * 1000;
+    return read_ms < REACH_MS ? read_ms : REACH_MS;
+}
+
+/* What follows from an attempt in vain; false: the search is over. */
+static bool go_on(tddp_launch_node *node, search *s)
+{
+    char tried[TRIED_BYTES];
+    if (s->reason && node->was_in && node->link.gone) {
+        note_gone(node, s);
+    } else if (s->reason && node->was_in && !s->gone) {
+        note_silent(node, s);
+    }
+    note_failure(node);
+    if (node->over) {
+        return false;
+    }
+    if (tddp_now_ns() >= s->deadline) {
+        give_up_search(node, node->link.why);
+        return false;
+    }
+    if (tddp_now_ns() >= s->host_at) {
+        s->host_at = tddp_deadline_after_ms(HOST_EVERY_MS);
+        if (tddp_launch_host_late(node) != TDDP_OK) {
+            tddp_launch_node_give_up(node, tddp_error_message());
+            return false;
+        }
+    }
+    if (tddp_now_ns() >= s->report_at) {
+        s->report_at = tddp_deadline_after_ms(node->times.report_ms);
+        describe_tried(node, node->link.why, tried);
+        tell(node,
+             tddp_format("looking for who leads the job \"%s\": tried %s", node->run_id, tried));
+    }
+    return true;
+}
+
+/* The address of this node on the way to where the nodes meet. */
+static void find_address(tddp_launch_node *node)
+{
+    tddp_launch_entry *entry = &node->entry;
+    tddp_status status = TDDP_SYSTEM;
+    for (int i = 0; i < node->options->endpoint_count && status != TDDP_OK; i++) {
+        status = tddp_launch_address_towards(node->options->endpoints[i].host, NULL, entry->addr);
+    }
+    if (status != TDDP_OK) {
+        (void)snprintf(entry->addr, sizeof entry->addr, "%s", tddp_net_loopback());
+    }
+}
+
+static void be_connected(tddp_launch_node *node, const search *s)
+{
+    char name[NAME_BYTES];
+    if (s->silent) {
+        name_host(node, name);
+        tell(node, tddp_format("%s answers again", name));
+    }
+    if (!node->options->local_addr) {
+        find_address(node);
+    }
+    tddp_launch_view_free(&node->view);
+    node->entry_changed = true;
+    node->heard_ns = tddp_now_ns();
+    node->lead_at = 0;
+    node->began_ns = tddp_now_ns();
+    node->report_at = tddp_deadline_after_ms(node->times.report_ms);
+}
+
+bool tddp_launch_node_connect(tddp_launch_node *node, const char *reason)
+{
+    int64_t pause_ms = FIRST_PAUSE_MS;
+    search s = {
+        .reason = reason,
+        .deadline = tddp_deadline_after_ms(node->times.join_ms),
+        .report_at = tddp_deadline_after_ms(node->times.report_ms),
+        .host_at = tddp_deadline_after_ms(HOST_EVERY_MS),
+    };
     for (;;) {
-        tddp_launch_look seen = {.end = end,
-                                 .limit_ms = reach_ms(node, search->exact ? deadline : INT64_MAX)};
-        tddp_status status = look_around(node, &seen);
-        if (status != TDDP_TIMEOUT) {
-            if (status == TDDP_OK) {
-                *out = seen.leader;
-            }
-            return status;
+        if (node->orders.leave || node->orders.quit) {
+            node->over = true;
+            return false;
         }
-        note_lost(node, &seen, search, silent_at, &deadline);
-        describe_tried(node, &seen, tried);
-        if (tddp_now_ns() >= deadline) {
-            return fail_search(node, tried);
+        tddp_status status = node->link.backend->connect(&node->link, attempt_ms(node));
+        if (status == TDDP_OK) {
+            be_connected(node, &s);
+            return true;
         }
-        if (tddp_now_ns() >= host_at) {
-            status = tddp_launch_host_late(node);
-            if (status != TDDP_OK) {
-                return status;
-            }
-            host_at = tddp_deadline_after_ms(HOST_EVERY_MS);
+        if (is_permanent(node, status)) {
+            tddp_launch_node_give_up(node, tddp_error_message());
+            return false;
         }
-        report(node, tried, &report_at);
-        if (tddp_net_sleep(tddp_deadline_after_ms(pause), tddp_cancel_fd(node->cancel)) !=
-                TDDP_OK &&
-            !tddp_launch_node_take_orders(node)) {
-            return tddp_fail(TDDP_CANCELED, "told to end");
+        if (status != TDDP_CANCELED && !go_on(node, &s)) {
+            return false;
         }
-        pause = pause * 2 < LAST_PAUSE_MS ? pause * 2 : LAST_PAUSE_MS;
+        if (status == TDDP_CANCELED || tddp_net_sleep(tddp_deadline_after_ms(pause_ms),
+                                                      tddp_cancel_fd(node->cancel)) != TDDP_OK) {
+            (void)tddp_launch_node_take_orders(node);
+        }
+        pause_ms = pause_ms * 2 < LAST_PAUSE_MS ? pause_ms * 2 : LAST_PAUSE_MS;
+    }
+}
+
+void tddp_launch_node_await_leader(tddp_launch_node *node)
+{
+    char why[TDDP_LAUNCH_WHY_BYTES];
+    char tried[TRIED_BYTES];
+    (void)snprintf(why, sizeof why, "nobody leads the job \"%.80s\" there", node->run_id);
+    if (node->part == TDDP_LAUNCH_AWAITING &&
+        tddp_now_ns() >= tddp_deadline_from(node->began_ns, node->times.join_ms)) {
+        give_up_search(node, why);
+    } else if (tddp_now_ns() >= node->report_at) {
+        node->report_at = tddp_deadline_after_ms(node->times.report_ms);
+        describe_tried(node, why, tried);
+        tell(node,
+             tddp_format("looking for who leads the job \"%s\": tried %s", node->run_id, tried));
     }
 }

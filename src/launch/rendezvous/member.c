@@ -1,9 +1,9 @@
 /*
- * A node's way through the rounds of a job, at one leader after the other. The thread has one wait:
- * for the coordinator's next message, which an order of the agent or the next sign of life ends
- * early. Invariant: `stage` is WORKING exactly between the agent's JOINED and the notification that
- * the round is over, and no round is asked for before the agent has cleared away the last one. Who
- * leads is find.c's, what messages do is member_messages.c's, places are member_place.c's.
+ * A node's way through the rounds of a job. The thread has one wait: for a change of what is kept
+ * where the nodes meet, which an order of the agent, the next sign of life or the coordinator's
+ * next deadline ends early. Then it leads, if that is its part, and does what the document says.
+ * Invariant: `part` is WORKING exactly between the agent's JOINED and the notification that the
+ * round is over, and the entry is ready for no round before the agent has cleared away the last.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -12,25 +12,14 @@
 #include <unistd.h>
 
 #include "launch/front/front.h"
-#include "launch/rendezvous/backend.h"
+#include "launch/rendezvous/member.h"
 #include "net/net.h"
 
 enum {
-    GRACE_MS = 500,       /* after the moment at which silence is loss */
-    LAST_WORD_MS = 500,   /* for the coordinator to take note of a leave */
-    GOODBYE_MS = 500,     /* for the host, once the others have had their time to read the store */
-    GOODBYE_STEP_MS = 10, /* between two looks whether they have */
+    AFTER_PEER_MS = 1500, /* for who knows more of a failure than a rank that lost its peer */
+    TURN_MS = 100,        /* while the workers' store is not reached */
+    GOODBYE_MS = 500,     /* for the host, once the others have had their time to read the end */
 };
-
-tddp_slice tddp_launch_slice(const char *text)
-{
-    return (tddp_slice){text, strlen(text)};
-}
-
-tddp_wait tddp_launch_answer_wait(const tddp_launch_node *node)
-{
-    return (tddp_wait){node->times.read_ms, NULL};
-}
 
 void tddp_launch_node_send_notification(tddp_launch_node *node,
                                         tddp_launch_notification notification, const char *text)
@@ -38,7 +27,6 @@ void tddp_launch_node_send_notification(tddp_launch_node *node,
     tddp_launch_rendezvous_send_notification(node->mailbox, notification, NULL, text);
 }
 
-/* Nothing more can be done here: says why. */
 void tddp_launch_node_give_up(tddp_launch_node *node, const char *text)
 {
     tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_ERROR, text);
@@ -50,231 +38,238 @@ void tddp_launch_node_give_up(tddp_launch_node *node, const char *text)
 bool tddp_launch_node_take_orders(tddp_launch_node *node)
 {
     tddp_launch_orders come = tddp_launch_rendezvous_orders(node->mailbox);
-    tddp_launch_orders *orders = &node->orders;
+    tddp_launch_entry *entry = &node->entry;
     /* What is told is of the round that works; later rounds have not begun before `again`. */
-    if (node->stage == TDDP_LAUNCH_WORKING) {
-        orders->done |= come.done;
-        if (come.failed) {
-            orders->failed = true;
-            memcpy(orders->failure, come.failure, sizeof orders->failure);
-            int64_t limit_ms = node->times.silence_ms + GRACE_MS;
-            node->report_failure_at =
-                come.after_peer ? tddp_deadline_after_ms(limit_ms) : tddp_now_ns();
-        }
+    if (node->part == TDDP_LAUNCH_WORKING && come.done) {
+        entry->done = entry->round;
+        node->entry_changed = true;
+    }
+    if (node->part == TDDP_LAUNCH_WORKING && come.failed) {
+        node->orders.failed = true;
+        memcpy(entry->text, come.failure, sizeof entry->text);
+        node->report_failure_at =
+            come.after_peer ? tddp_deadline_after_ms(AFTER_PEER_MS) : tddp_now_ns();
     }
     if (come.leave) {
-        orders->leave = true;
-        memcpy(orders->leave_text, come.leave_text, sizeof orders->leave_text);
+        node->orders.leave = true;
+        (void)snprintf(entry->leave_text, sizeof entry->leave_text, "%s", come.leave_text);
     }
-    orders->quit |= come.quit;
+    node->orders.quit |= come.quit;
     node->clear |= come.again;
-    return !orders->leave && !orders->quit;
+    return !node->orders.leave && !node->orders.quit;
 }
 
-void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_notification notification,
-                                 const char *text)
+/* --- what this node says --------------------------------------------------------------------- */
+
+static void update_entry(tddp_launch_node *node)
 {
-    if (node->stage == TDDP_LAUNCH_WORKING) {
-        tddp_launch_node_send_notification(node, notification, text);
-    } else if (node->stage == TDDP_LAUNCH_ENTERING) {
-        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, text);
+    tddp_launch_entry *entry = &node->entry;
+    if (node->orders.failed && tddp_now_ns() >= node->report_failure_at) {
+        entry->failed = entry->round;
+        node->orders.failed = false;
+        node->report_failure_at = INT64_MAX;
+        node->entry_changed = true;
     }
-    node->stage = TDDP_LAUNCH_AWAITING;
-    node->ready_told = false;
-    node->orders.done = node->orders.failed = false;
-    node->report_failure_at = INT64_MAX;
+    if (node->part == TDDP_LAUNCH_AWAITING && node->clear && entry->ready != entry->round + 1) {
+        entry->ready = entry->round + 1;
+        node->entry_changed = true;
+    }
+    if (entry->hosting != (node->host != NULL)) {
+        entry->hosting = node->host != NULL;
+        node->entry_changed = true;
+    }
 }
 
-/* --- to the coordinator --------------------------------------------------------------------------
- */
-
-tddp_status tddp_launch_node_push(tddp_launch_node *node, const tddp_launch_event *event)
+/* Puts the entry if it has changed, or a sign of life is due. */
+static tddp_status put_entry(tddp_launch_node *node)
 {
     tddp_bytes text = {0};
-    tddp_status status = tddp_launch_event_encode(event, &text);
-    if (status == TDDP_OK) {
-        status = node->backend->push(node, (tddp_slice){text.data, text.size});
-    }
-    tddp_bytes_free(&text);
-    return status;
-}
-
-tddp_status tddp_launch_node_push_kind(tddp_launch_node *node, tddp_launch_event_kind kind,
-                                       int round, const char *text)
-{
-    tddp_launch_event event = {.kind = kind, .slot = node->slot, .round = round};
-    (void)snprintf(event.text, sizeof event.text, "%s", text);
-    return tddp_launch_node_push(node, &event);
-}
-
-tddp_status tddp_launch_node_beat(tddp_launch_node *node)
-{
-    if (tddp_now_ns() < node->beat_at) {
+    update_entry(node);
+    if (!node->entry_changed && tddp_now_ns() < node->beat_at) {
         return TDDP_OK;
     }
     int64_t sent_ns = tddp_now_ns(); /* it counts from some moment after this, also over there */
-    tddp_status status = node->backend->beat(node);
-    node->beat_at = tddp_deadline_after_ms(node->times.beat_ms);
-    node->heard_ns = status == TDDP_OK ? sent_ns : node->heard_ns;
-    return status;
-}
-
-static tddp_status send_events(tddp_launch_node *node)
-{
-    tddp_launch_orders *orders = &node->orders;
-    tddp_status status = TDDP_OK;
-    if (orders->done) {
-        status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_DONE, node->round, "");
-        orders->done = status != TDDP_OK;
-    }
-    if (status == TDDP_OK && orders->failed && tddp_now_ns() >= node->report_failure_at) {
-        status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_FAILED, node->round,
-                                            orders->failure);
-        orders->failed = status != TDDP_OK;
-        node->report_failure_at = INT64_MAX;
-    }
-    if (status == TDDP_OK && node->stage == TDDP_LAUNCH_AWAITING && node->clear &&
-        !node->ready_told && !orders->leave) {
-        status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_READY, node->round + 1, "");
-        node->ready_told = status == TDDP_OK;
-    }
-    return status == TDDP_OK ? tddp_launch_node_beat(node) : status;
-}
-
-static tddp_status take_message(tddp_launch_node *node, const tddp_blob *text)
-{
-    tddp_launch_message message;
-    tddp_status status = tddp_launch_message_decode(text->data, text->size, &message);
-    if (status != TDDP_OK) {
-        tddp_launch_node_give_up(node, tddp_error_message());
-        return TDDP_OK;
-    }
-    int number = node->next_message++;
-    status = tddp_launch_node_take_message(node, &message);
-    tddp_launch_message_free(&message);
-    if (status != TDDP_OK) {
-        node->next_message =
-            number; /* its answer did not arrive: if the leader is back, once more */
-    }
-    return status;
-}
-
-/* Waits for the next message, an order, or something due. */
-static tddp_status await_message(tddp_launch_node *node, int64_t until)
-{
-    tddp_wait wait = {tddp_deadline_poll_ms(until), node->cancel};
-    tddp_blob text;
-    tddp_status status = node->backend->await_message(node, node->next_message, &wait, &text);
+    tddp_status status = tddp_launch_entry_write(&node->entry, &text);
     if (status == TDDP_OK) {
-        status = take_message(node, &text);
-        tddp_blob_free(&text);
-        return status;
+        tddp_slice value = {text.data, text.size};
+        status = node->entry.leaves ? node->link.backend->leave_entry(&node->link, value)
+                                    : node->link.backend->put_entry(&node->link, value);
     }
-    if (status == TDDP_CANCELED && !tddp_launch_node_take_orders(node)) {
-        node->over = true;
+    if (status == TDDP_OK && node->leads) {
+        status = node->link.backend->lead(&node->link);
+        status = status == TDDP_NOT_FOUND ? TDDP_OK : status; /* the next view tells */
     }
-    return status == TDDP_CANCELED || status == TDDP_TIMEOUT ? TDDP_OK : status;
+    tddp_bytes_free(&text);
+    node->beat_at = tddp_deadline_after_ms(node->times.beat_ms);
+    if (status == TDDP_OK) {
+        node->heard_ns = sent_ns;
+        node->entry_changed = false;
+    }
+    return status;
 }
 
 /* --- the whole way --------------------------------------------------------------------------- */
 
-/* Takes part at the leader; returns when the node is done or the leader is lost. */
+static tddp_status follow_document(tddp_launch_node *node)
+{
+    tddp_launch_state doc;
+    if (!node->view.state.data) {
+        return TDDP_OK;
+    }
+    tddp_status status = tddp_launch_state_read(node->view.state.data, node->view.state.size, &doc);
+    if (status == TDDP_OK) {
+        status = tddp_launch_node_follow(node, &doc);
+        tddp_launch_state_free(&doc);
+    }
+    return status;
+}
+
+static int64_t next_turn(const tddp_launch_node *node)
+{
+    int64_t at = tddp_launch_node_lead_due(node);
+    at = node->beat_at < at ? node->beat_at : at;
+    at = node->report_failure_at < at ? node->report_failure_at : at;
+    if (node->part == TDDP_LAUNCH_ENTERING || !node->view.leader[0]) {
+        int64_t turn = tddp_deadline_after_ms(TURN_MS);
+        at = turn < at ? turn : at;
+    }
+    return at;
+}
+
+/* Leads and follows until what has changed is settled. */
+static tddp_status act(tddp_launch_node *node)
+{
+    tddp_status status = tddp_launch_node_lead(node);
+    if (status == TDDP_OK && node->view.leader[0]) {
+        status = follow_document(node);
+        node->report_at = tddp_deadline_after_ms(node->times.report_ms);
+    } else if (status == TDDP_OK) {
+        tddp_launch_node_await_leader(node);
+    }
+    return status;
+}
+
+/* Takes part until the node is done or the connection is lost. */
 static tddp_status take_part(tddp_launch_node *node)
 {
-    tddp_status status = node->slot > 0 ? TDDP_OK : tddp_launch_node_join(node);
+    tddp_status status = put_entry(node);
     while (status == TDDP_OK && !node->over) {
-        status = send_events(node);
-        if (status == TDDP_OK) {
-            int64_t due =
-                node->beat_at < node->report_failure_at ? node->beat_at : node->report_failure_at;
-            status = await_message(node, due);
+        status = node->link.backend->watch(&node->link, tddp_deadline_poll_ms(next_turn(node)),
+                                           &node->view);
+        if (status == TDDP_CANCELED && !tddp_launch_node_take_orders(node)) {
+            node->over = true;
+            return TDDP_OK;
         }
+        status = status == TDDP_CANCELED || status == TDDP_TIMEOUT ? TDDP_OK : status;
+        if (status == TDDP_OK && node->part == TDDP_LAUNCH_ENTERING) {
+            tddp_launch_node_reach_master(node);
+        }
+        /* First what this node says, so that a failure here is known before its consequences. */
+        status = status == TDDP_OK ? put_entry(node) : status;
+        status = status == TDDP_OK ? act(node) : status;
     }
     return status;
 }
 
 /* --- the end --------------------------------------------------------------------------------- */
 
-/* Says that this node goes; where it leads, gives the coordinator a moment to say what follows. */
-static void send_leave(tddp_launch_node *node)
+/* Says that this node goes, with what it has not said yet. */
+static tddp_status say_goodbye(tddp_launch_node *node)
 {
-    const char *leave_text = node->orders.leave ? node->orders.leave_text : "torchrun has ended";
-    bool heard = false;
-    int64_t deadline = tddp_deadline_after_ms(LAST_WORD_MS);
-    node->report_failure_at = tddp_now_ns(); /* a failure told before must not be lost */
-    tddp_status status = send_events(node);
-    if (status == TDDP_OK) {
-        status = tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_LEAVE, 0, leave_text);
-    }
-    while (status == TDDP_OK && node->leader.own && !heard && tddp_now_ns() < deadline) {
-        tddp_wait wait = {tddp_deadline_poll_ms(deadline), NULL};
-        tddp_blob value;
-        tddp_launch_message message;
-        status = node->backend->await_message(node, node->next_message, &wait, &value);
-        if (status == TDDP_OK) {
-            status = tddp_launch_message_decode(value.data, value.size, &message);
-            tddp_blob_free(&value);
-        }
-        if (status == TDDP_OK) {
-            node->next_message++;
-            heard =
-                message.kind == TDDP_LAUNCH_MESSAGE_END || message.kind == TDDP_LAUNCH_MESSAGE_OVER;
-            if (message.kind == TDDP_LAUNCH_MESSAGE_END) {
-                node->ended = true;
-                (void)!tddp_launch_node_push_kind(node, TDDP_LAUNCH_EVENT_BYE, 0, "");
-            }
-            tddp_launch_message_free(&message);
+    node->report_failure_at = tddp_now_ns();
+    node->entry_changed = true;
+    node->entry.ended = node->ended;
+    if (!node->ended) {
+        node->entry.leaves = true;
+        if (!node->entry.leave_text[0]) {
+            (void)snprintf(node->entry.leave_text, sizeof node->entry.leave_text,
+                           "torchrun has ended");
         }
     }
+    return put_entry(node);
 }
 
-static void stop_host(tddp_launch_node *node)
+/* The leader decides on what it has said as a node, and where the store or the decisions end with
+ * it, gives the others time to read the job's end. */
+static void linger(tddp_launch_node *node)
 {
-    int64_t deadline = tddp_deadline_after_ms(node->times.close_ms + GOODBYE_MS);
-    while (node->host && node->ended && !tddp_launch_host_over(node->host) &&
-           tddp_now_ns() < deadline && !node->orders.quit) {
-        if (tddp_net_sleep(tddp_deadline_after_ms(GOODBYE_STEP_MS), tddp_cancel_fd(node->cancel)) !=
-            TDDP_OK) {
+    int64_t deadline = tddp_deadline_after_ms(GOODBYE_MS);
+    tddp_status status = TDDP_OK;
+    bool ended = false;
+    do {
+        int64_t due = tddp_launch_node_lead_due(node);
+        status = node->link.backend->watch(
+            &node->link, tddp_deadline_poll_ms(due < deadline ? due : deadline), &node->view);
+        if (status == TDDP_CANCELED) {
             (void)tddp_launch_node_take_orders(node);
         }
+        status = status == TDDP_CANCELED || status == TDDP_TIMEOUT ? TDDP_OK : status;
+        status = status == TDDP_OK ? tddp_launch_node_lead(node) : status;
+        const tddp_launch_coordinator *decides = node->coordinator;
+        if (!ended && decides &&
+            tddp_launch_coordinator_state(decides)->stage == TDDP_LAUNCH_STAGE_ENDED) {
+            ended = true;
+            deadline = tddp_deadline_after_ms(node->times.close_ms + GOODBYE_MS);
+        }
+        ended &= decides && !node->link.backend->survives &&
+                 !tddp_launch_coordinator_over(decides, tddp_now_ns());
+    } while (status == TDDP_OK && ended && !node->orders.quit && tddp_now_ns() < deadline);
+}
+
+static void take_leave(tddp_launch_node *node)
+{
+    if (!node->was_in || !node->link.state) {
+        return;
     }
-    tddp_launch_host_stop(node->host);
-    node->host = NULL;
+    tddp_status status = say_goodbye(node);
+    if (status == TDDP_OK && node->leads) {
+        linger(node);
+    }
+    if (node->leads) {
+        (void)!node->link.backend->resign(&node->link); /* else it ends with the connection */
+    }
 }
 
 void tddp_launch_node_run(tddp_launch_node *node)
 {
     char *reason = NULL;
-    if (node->backend->open(node) != TDDP_OK || tddp_launch_node_find_address(node) != TDDP_OK ||
-        tddp_launch_host_if_chosen(node) != TDDP_OK) {
+    bool connected = false;
+    const char *given = node->options->local_addr;
+    tddp_status status = node->link.backend->open(&node->link);
+    if (status == TDDP_OK && given) { /* it may be a name */
+        status = tddp_launch_address_of(given, node->cancel, node->entry.addr);
+    }
+    status = status == TDDP_OK ? tddp_launch_host_if_chosen(node) : status;
+    if (status != TDDP_OK) {
         tddp_launch_node_give_up(node, tddp_error_message());
     }
-    while (!node->over && tddp_launch_node_seek(node, reason)) {
+    while (!node->over && (connected = tddp_launch_node_connect(node, reason))) {
         if (take_part(node) != TDDP_OK) {
+            connected = false;
             free(reason);
             reason = tddp_copy_string(tddp_error_message());
+            tddp_launch_node_depose(node);
             if (!reason) {
                 tddp_launch_node_give_up(node, "out of memory");
             }
         }
     }
     free(reason);
-    if (node->leader.connection && node->slot > 0 && !node->ended &&
-        (node->orders.leave || node->orders.quit)) {
-        send_leave(node);
+    if (connected) {
+        take_leave(node);
     }
-    stop_host(node);
+    tddp_launch_node_depose(node);
+    node->link.backend->close(&node->link);
+    tddp_store_server_stop(node->host);
     tddp_store_server_stop(node->workers);
-    node->workers = NULL;
-    tddp_launch_leader_forget(node, &node->leader);
-    node->backend->close(node);
+    node->host = node->workers = NULL;
 }
 
 /* --- making one ------------------------------------------------------------------------------ */
 
 static tddp_status describe_self(tddp_launch_node *node)
 {
-    tddp_launch_joiner *self = &node->self;
+    tddp_launch_entry *self = &node->entry;
     uint64_t random;
     if (getrandom(&random, sizeof random, 0) != sizeof random) {
         return tddp_fail_errno("getrandom");
@@ -287,8 +282,21 @@ static tddp_status describe_self(tddp_launch_node *node)
     self->pid = tddp_launch_torchrun_pid();
     self->local_size = node->local_size;
     self->node_rank = node->options->node_rank;
-    self->last_rank = self->round = -1;
+    self->rank = self->round = self->ready = self->done = self->failed = self->master_round = -1;
+    memcpy(node->link.id, self->id, sizeof node->link.id);
     return TDDP_OK;
+}
+
+/* "--nnodes=2:4 --max-restarts=3 --rdzv-conf=heartbeat_timeout=5". Leases and silence are measured
+ * by the last of them. */
+static void describe_job(const tddp_launch_options *options, char text[TDDP_LAUNCH_JOB_BYTES])
+{
+    char nodes[32];
+    (void)snprintf(nodes, sizeof nodes, options->min_nodes < options->max_nodes ? "%d:%d" : "%d",
+                   options->min_nodes, options->max_nodes);
+    (void)snprintf(text, TDDP_LAUNCH_JOB_BYTES,
+                   "--nnodes=%s --max-restarts=%d --rdzv-conf=heartbeat_timeout=%d", nodes,
+                   options->max_restarts, tddp_launch_silence_s(options));
 }
 
 tddp_status tddp_launch_node_create(const tddp_launch_options *options,
@@ -307,12 +315,17 @@ tddp_status tddp_launch_node_create(const tddp_launch_options *options,
         .local_size = local_size,
         .mailbox = mailbox,
         .cancel = cancel,
-        .backend =
-            options->backend == TDDP_LAUNCH_ETCD ? &tddp_launch_etcd_node : &tddp_launch_c10d_node,
-        .round = -1,
+        .link = {.backend =
+                     options->backend == TDDP_LAUNCH_ETCD ? &tddp_launch_etcd : &tddp_launch_c10d,
+                 .options = options,
+                 .run_id = run_id,
+                 .times = *times,
+                 .cancel = cancel},
         .clear = true,
         .report_failure_at = INT64_MAX,
     };
+    tddp_launch_endpoint_text(&options->endpoints[0], made->where, sizeof made->where);
+    describe_job(options, made->job);
     tddp_status status = describe_self(made);
     if (status != TDDP_OK) {
         free(made);
@@ -324,5 +337,8 @@ tddp_status tddp_launch_node_create(const tddp_launch_options *options,
 
 void tddp_launch_node_free(tddp_launch_node *node)
 {
+    tddp_launch_view_free(&node->view);
+    free(node->last);
+    free(node->entry.last);
     free(node);
 }

@@ -1,9 +1,8 @@
 /*
- * This node among the others: what the rendezvous thread does. member.c goes through a job's rounds
- * with the coordinator (text.h has the protocol), member_messages.c does what the coordinator says,
- * member_place.c works out this node's place in a round, member_leader.c takes a slot at a
- * coordinator and goes to the next one. find.c finds the coordinator, find_host.c has this node be
- * it. backend.h is how any of it reaches the others. The thread alone uses all of it.
+ * This node among the others: what the rendezvous thread does. member.c goes through a job with
+ * the others: it waits for a change, coordinates if this node leads (leader.c), and does what the
+ * document says (member_round.c: rounds; member_place.c: this node's place in one). find.c connects
+ * to where the nodes meet, hosting.c has this node serve it. The thread alone uses all of it.
  */
 #ifndef TDDP_LAUNCH_MEMBER_H
 #define TDDP_LAUNCH_MEMBER_H
@@ -12,10 +11,9 @@
 
 #include "base/base.h"
 #include "launch/rendezvous/address.h"
-#include "launch/rendezvous/host.h"
+#include "launch/rendezvous/backend.h"
+#include "launch/rendezvous/coordinator.h"
 #include "launch/rendezvous/rendezvous.h"
-#include "launch/rendezvous/text.h"
-#include "launch/rendezvous/times.h"
 
 /* What the agent wants of the thread. */
 typedef struct tddp_launch_orders {
@@ -41,50 +39,52 @@ void tddp_launch_rendezvous_send_notification(tddp_launch_rendezvous *rendezvous
 
 /* --- the node -------------------------------------------------------------------------------- */
 
-typedef enum tddp_launch_stage {
+typedef enum tddp_launch_part {
     TDDP_LAUNCH_AWAITING, /* no round: one is waited for */
-    TDDP_LAUNCH_ENTERING, /* in a round, whose workers' store is not known yet */
+    TDDP_LAUNCH_ENTERING, /* in a round, whose workers' store is not known or not reached yet */
     TDDP_LAUNCH_WORKING,  /* the agent was told to start its workers */
-} tddp_launch_stage;
-
-/* The coordinator, and the way to it. All zero: none is known. */
-typedef struct tddp_launch_leader {
-    int64_t term;     /* its generation */
-    bool own;         /* it runs in this process */
-    void *connection; /* the backend's */
-} tddp_launch_leader;
-
-typedef struct tddp_launch_node_backend tddp_launch_node_backend; /* backend.h */
+} tddp_launch_part;
 
 typedef struct tddp_launch_node {
     const tddp_launch_options *options;
     tddp_launch_times times;
     const char *run_id;
+    char job[TDDP_LAUNCH_JOB_BYTES];         /* the settings that all nodes share */
+    char where[TDDP_LAUNCH_HOST_BYTES + 32]; /* the endpoint, for texts */
     int local_size;
     tddp_launch_rendezvous *mailbox;
     tddp_cancel *cancel; /* triggered with every order */
-    const tddp_launch_node_backend *backend;
-    void *backend_state;
-    tddp_launch_host *host; /* NULL: this node does not coordinate */
-    tddp_launch_leader leader;
-    int64_t last_term; /* of the last leader that took this node; 0: none */
-    tddp_launch_joiner self;
-    int slot;         /* at the leader; 0: none yet */
-    int next_message; /* at the leader */
-    tddp_launch_stage stage;
-    int round;       /* the last one this node was in, or -1 */
-    bool clear;      /* no worker of it is left */
-    bool ready_told; /* at the leader, for the next round */
-    bool was_in;     /* the job took this node once, at some leader */
-    bool ended;      /* the coordinator has ended the job */
-    bool over;       /* nothing more is to be done but to say goodbye */
+    tddp_launch_link link;
+    tddp_store_server *host; /* NULL: this node does not serve the endpoint's store */
+    bool candidate;          /* it may lead */
+    tddp_launch_view view;   /* what was read last */
+    /* Of the node that leads. */
+    int64_t lead_at; /* when one that does not serve the store may try to; 0: not asked yet */
+    bool leads;
+    tddp_launch_coordinator *coordinator; /* NULL: it does not lead, or decides nothing yet */
+    int64_t written;                      /* the version of its document that is written */
+    /* This node. */
+    tddp_launch_entry entry; /* as it is to be written */
+    bool entry_changed;      /* and was not yet */
+    tddp_launch_part part;
+    bool clear;  /* no worker of it is left */
+    bool was_in; /* the job has taken this node once */
+    bool ended;  /* the job has ended */
+    bool over;   /* nothing more is to be done but to take leave */
     tddp_launch_orders orders;
     int64_t report_failure_at; /* when a failure that others may know more of is told; INT64_MAX:
                                   none */
     int64_t beat_at;
-    int64_t heard_ns; /* when the leader answered a beat last */
+    int64_t heard_ns;  /* when a sign of life of this node was answered last */
+    int64_t began_ns;  /* since when a round, or a leader, is waited for */
+    int64_t report_at; /* when to tell what is waited for */
+    int64_t started;   /* the job whose document was read last; 0: none */
+    int64_t reported;  /* its last status line */
+    char spare_text[TDDP_LAUNCH_NODE_NOTE_BYTES]; /* what this node was told as a spare */
+    char *last; /* the last document of a round that this node was in; NULL: none */
     tddp_launch_world world;
     char master_host[TDDP_LAUNCH_NAME_BYTES];
+    int64_t reach_began_ns;     /* ENTERING: when the store was tried first; 0: not yet */
     tddp_store_server *workers; /* rank 0's node: the workers' store */
 } tddp_launch_node;
 
@@ -101,23 +101,8 @@ void tddp_launch_node_run(tddp_launch_node *node);
 
 /* --- member.c, for the others ---------------------------------------------------------------- */
 
-tddp_slice tddp_launch_slice(const char *text);
-
-/* How long a store may take to answer before its connection is made anew; orders do not end it. */
-tddp_wait tddp_launch_answer_wait(const tddp_launch_node *node);
-
 /* Takes new orders in; false if the node is to go. */
 bool tddp_launch_node_take_orders(tddp_launch_node *node);
-
-/* Tell the coordinator; the latter with few messages of its own. */
-TDDP_NODISCARD tddp_status tddp_launch_node_push(tddp_launch_node *node,
-                                                 const tddp_launch_event *event);
-TDDP_NODISCARD tddp_status tddp_launch_node_push_kind(tddp_launch_node *node,
-                                                      tddp_launch_event_kind kind, int round,
-                                                      const char *text);
-
-/* If one is due: a sign of life, and a look whether the leader still leads. */
-TDDP_NODISCARD tddp_status tddp_launch_node_beat(tddp_launch_node *node);
 
 /* Tell the agent. */
 void tddp_launch_node_send_notification(tddp_launch_node *node,
@@ -126,77 +111,54 @@ void tddp_launch_node_send_notification(tddp_launch_node *node,
 /* Tells it why nothing more can be done here. */
 void tddp_launch_node_give_up(tddp_launch_node *node, const char *text);
 
+/* --- leader.c -------------------------------------------------------------------------------- */
+
+/* If this node leads, or may: decides on what was read, and writes the document. */
+TDDP_NODISCARD tddp_status tddp_launch_node_lead(tddp_launch_node *node);
+
+/* Decides no more: another node leads, or the connection is lost. */
+void tddp_launch_node_depose(tddp_launch_node *node);
+
+/* By when tddp_launch_node_lead() is due, changed or not; INT64_MAX: time does not count. */
+int64_t tddp_launch_node_lead_due(const tddp_launch_node *node);
+
+/* --- member_round.c -------------------------------------------------------------------------- */
+
+/* Does what the document says. */
+TDDP_NODISCARD tddp_status tddp_launch_node_follow(tddp_launch_node *node,
+                                                   const tddp_launch_state *doc);
+
 /* Whatever round this node is in is over: FAILED or CHANGED. */
 void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_notification notification,
                                  const char *text);
 
-/* --- member_leader.c ------------------------------------------------------------------------- */
+/* Tries to reach the workers' store, once. */
+void tddp_launch_node_reach_master(tddp_launch_node *node);
 
-/* Finds out under which address --local-addr is to be known. */
-TDDP_NODISCARD tddp_status tddp_launch_node_find_address(tddp_launch_node *node);
+/* --- member_place.c -------------------------------------------------------------------------- */
 
-/* Finds a leader: the first one (`reason` is NULL) or, since the connection to one was lost for
- * `reason`, it or the next one. False if there is none for this node: the agent has been told. */
-bool tddp_launch_node_seek(tddp_launch_node *node, const char *reason);
+/* This node's ranks in the document's round. */
+void tddp_launch_place_take(tddp_launch_node *node, const tddp_launch_state *doc, int rank);
 
-/* Takes a new slot at the leader. */
-TDDP_NODISCARD tddp_status tddp_launch_node_join(tddp_launch_node *node);
-
-/* --- member_messages.c --------------------------------------------------------------------------
- */
-
-/* Does what a message says. After a failure, which is one of the way to the leader, the same
- * message may be given once more. */
-TDDP_NODISCARD tddp_status tddp_launch_node_take_message(tddp_launch_node *node,
-                                                         const tddp_launch_message *message);
-
-/* The last message: no other follows. */
-void tddp_launch_node_take_end(tddp_launch_node *node, const tddp_launch_message *message);
-
-/* --- find_host.c ------------------------------------------------------------------------------ */
-
-/* c10d and static: hosts the rendezvous if the endpoint is here and this node is to. */
-TDDP_NODISCARD tddp_status tddp_launch_host_if_chosen(tddp_launch_node *node);
-
-/* The same for a node that has not found its job yet, c10d only: whether a port is free by now. */
-TDDP_NODISCARD tddp_status tddp_launch_host_late(tddp_launch_node *node);
-
-/* etcd: becomes the coordinator, unless there is one or this node is not to. */
-TDDP_NODISCARD tddp_status tddp_launch_host_campaign(tddp_launch_node *node);
+/* Rank 0: makes the workers' store, and has the entry say where it is. */
+TDDP_NODISCARD tddp_status tddp_launch_place_open_store(tddp_launch_node *node,
+                                                        const tddp_launch_state *doc);
 
 /* --- find.c ---------------------------------------------------------------------------------- */
 
-/* How long to look for a leader. */
-typedef struct tddp_launch_search {
-    int64_t limit_ms;
-    bool exact;       /* no attempt lasts longer than the limit */
-    bool lost;        /* a leader was there, and its connection is lost */
-    int64_t gone_ms;  /* the limit once its host answers that nobody listens, or leads, there */
-    const char *line; /* reported as soon as it is known to be silent; or NULL */
-    bool gone;        /* out: its host has answered so */
-    bool reported;    /* out: the line */
-} tddp_launch_search;
+/* Connects to where the nodes meet; `reason`: why the last connection was lost, or NULL. False: the
+ * node is over, and the agent knows why. */
+bool tddp_launch_node_connect(tddp_launch_node *node, const char *reason);
 
-/*
- * Looks for the leader until it is found or the time is up (at least once at all endpoints);
- * reports now and then what was tried. Errors: TDDP_CANCELED (the node is to go), TDDP_NOT_FOUND
- * (the job has ended: `*end` is its last message), TDDP_TIMEOUT (none was found), TDDP_MISMATCH (it
- * leads another kind of job), TDDP_OUT_OF_MEMORY. `*end` must be clear before.
- */
-TDDP_NODISCARD tddp_status tddp_launch_find_leader(tddp_launch_node *node,
-                                                   tddp_launch_search *search,
-                                                   tddp_launch_leader *out,
-                                                   tddp_launch_message *end);
-void tddp_launch_leader_forget(const tddp_launch_node *node, tddp_launch_leader *leader);
+/* While nobody leads: tells so now and then, and gives up in the end. */
+void tddp_launch_node_await_leader(tddp_launch_node *node);
 
-/* --- member_place.c --------------------------------------------------------------------------- */
+/* --- hosting.c ------------------------------------------------------------------------------- */
 
-/* This node's place in a round, but for the workers' store; false if it is not in it. */
-bool tddp_launch_place_take(tddp_launch_node *node, const tddp_launch_message *round);
+/* Serves the endpoint's store if this node is the one to; else no failure. */
+TDDP_NODISCARD tddp_status tddp_launch_host_if_chosen(tddp_launch_node *node);
 
-/* On rank 0's node: opens the store for the workers of the round, unless it is open, and tells
- * where it is. */
-TDDP_NODISCARD tddp_status tddp_launch_place_open_store(tddp_launch_node *node,
-                                                        const tddp_launch_message *round);
+/* The same while nobody is found there: what held the port may be gone. */
+TDDP_NODISCARD tddp_status tddp_launch_host_late(tddp_launch_node *node);
 
 #endif

@@ -19,10 +19,9 @@ TEST(a_newcomer_makes_an_elastic_job_larger)
 TEST(a_newcomer_disturbs_nobody_before_it_is_ready)
 {
     start(1, 3, 0, 2);
-    (void)describe(3, "c"); /* a node that was held up: its workers have to end */
-    event.joiner.round = 0;
+    describe(3, "c")->round = 0; /* a node that was held up: its workers have to end */
     take();
-    pass(20, "123");
+    pass(20);
     CHECK_TEXT(hear(), "");
     ready(3, 1);
     CHECK_TEXT(hear(), "over 0 changed a node (c pid 103) has come");
@@ -62,49 +61,41 @@ TEST(a_node_that_leaves_before_the_start)
     close_coordinator();
 }
 
-TEST(a_node_too_many_is_refused_once_the_others_show_life)
+TEST(a_node_too_many_is_refused_once_the_others_answer)
 {
     start(2, 2, 0, 2);
+    answers[1] = answers[2] = false;
     come(3, "c");
-    beat(1);
-    tick();
+    CHECK_INT(doc()->probe, 1);
+    answers[1] = true;
+    take();
     CHECK_TEXT(hear(), "");
-    beat(2);
+    answers[2] = true;
+    take();
     CHECK_TEXT(hear(), "refuse 3 the job \"job\" at here:29400 has its 2 nodes already; start more "
                        "with a larger --nnodes on all of them");
-    (void)describe(3, "c"); /* pushed twice */
-    take();
-    pass(1, "123");
+    pass(1);
     CHECK_TEXT(hear(), "");
+    there[3] = false;
+    take();
+    CHECK_INT(doc()->note_count, 0);
     close_coordinator();
 }
 
 TEST(a_node_in_the_place_of_one_that_died_before_the_start)
 {
     open_coordinator(3, 3, 0, false);
-    come(1, "a");
-    come(2, "b");
-    come(3, "c");
-    close_coordinator();
-    open_coordinator(2, 2, 0, false);
-    come(1, "a"); /* dies at once */
-    come(2, "b");
-    close_coordinator();
-    open_coordinator(3, 3, 0, false);
     describe(1, "a")->node_rank = 1;
-    take();
     ready(1, 0);
+    answers[1] = false;
     describe(2, "a")->node_rank = 1; /* started again before the loss is noticed */
-    take();
     ready(2, 0);
-    pass(4, "2");
+    pass(4);
     CHECK_TEXT(hear(), "");
-    pass(1, "2");
-    CHECK_CONTAINS(hear(), "rejoin 1 ");
+    vanish(1);
+    CHECK_TEXT(hear(), "");
     describe(3, "a")->node_rank = 1;
     take();
-    CHECK_TEXT(hear(), "");
-    beat(2);
     CHECK_TEXT(hear(),
                "refuse 3 --node-rank=1 is taken already by a pid 102; expected another rank on "
                "each node");
@@ -115,22 +106,19 @@ TEST(spares)
 {
     start(1, 2, 0, 2);
     come(3, "c");
-    beat(1);
-    beat(2);
     CHECK_TEXT(hear(),
                "spare 3 the job \"job\" at here:29400 has its 2 nodes: this one waits for a "
                "place that comes free");
     come(4, "d");
-    beat(1);
-    beat(2);
     CHECK_CONTAINS(hear(), "spare 4 ");
-    pass(5, "134");
-    CHECK_CONTAINS(hear(), "rejoin 2 ");
+    vanish(2);
     CHECK_CONTAINS(hear(), "over 0 changed node 1 is lost");
     ready(1, 1);
     CHECK_TEXT(hear(), "round 1 restart 0: 1 3");
+    CHECK_INT(doc()->note_count, 1);
     leave(4, "told");
     CHECK_TEXT(hear(), "");
+    CHECK_INT(doc()->note_count, 0);
     close_coordinator();
 }
 
@@ -138,37 +126,15 @@ TEST(spares_of_a_fixed_job_are_sent_away_with_the_last_restart)
 {
     start(2, 2, 1, 2);
     come(3, "c");
-    beat(1);
-    beat(2);
     CHECK_CONTAINS(hear(), "spare 3 ");
     come(4, "d");
-    beat(1);
-    beat(2);
     CHECK_CONTAINS(hear(), "spare 4 ");
-    pass(5, "134");
-    CHECK_CONTAINS(hear(), "rejoin 2 ");
+    vanish(2);
     CHECK_CONTAINS(hear(), "over 0 failed node 1 is lost");
     CHECK_CONTAINS(hear(), "refuse 4 the job \"job\" at here:29400 has its 2 nodes already");
     ready(1, 1);
     CHECK_TEXT(hear(), "round 1 restart 1: 1 3");
     CHECK_TEXT(hear(), "");
-    close_coordinator();
-}
-
-TEST(the_same_process_comes_anew)
-{
-    start(1, 2, 0, 2);
-    tddp_launch_joiner *joiner = describe(3, "b");
-    (void)snprintf(joiner->id, sizeof joiner->id, "id2");
-    joiner->last_rank = 1;
-    joiner->round = 0;
-    joiner->nodes = 2;
-    take();
-    CHECK_TEXT(hear(), "over 0 changed node 1 (b pid 102) has joined again");
-    ready(1, 1);
-    CHECK_TEXT(hear(), "");
-    ready(3, 1);
-    CHECK_TEXT(hear(), "round 1 restart 0: 1 3");
     close_coordinator();
 }
 
@@ -178,12 +144,10 @@ TEST(ranks_that_were_asked_for)
 {
     open_coordinator(4, 4, 0, false);
     describe(1, "a")->hosting = true;
-    take();
     ready(1, 0);
     static const int asked[] = {3, 0, -1};
     for (int i = 0; i < 3; i++) {
         describe(i + 2, "b")->node_rank = asked[i];
-        take();
         ready(i + 2, 0);
     }
     CHECK_TEXT(hear(), "round 0 restart 0: 3 1 4 2");
@@ -196,7 +160,6 @@ TEST(ranks_beyond_the_count)
     static const int asked[] = {3, -1, 2, 1};
     for (int i = 0; i < 4; i++) {
         describe(i + 1, "h")->node_rank = asked[i];
-        take();
         ready(i + 1, 0);
     }
     CHECK_TEXT(hear(), "round 0 restart 0: 2 4 3 1");
@@ -205,6 +168,8 @@ TEST(ranks_beyond_the_count)
     ready(1, 1);
     ready(3, 1);
     ready(4, 1);
+    pass(31);
+    skip_status();
     CHECK_TEXT(hear(), "round 1 restart 0: 1 4 3");
     close_coordinator();
 }
@@ -214,7 +179,6 @@ TEST(the_host_is_rank_0_unless_another_asked_for_it)
     open_coordinator(2, 2, 0, false);
     come(1, "b");
     describe(2, "a")->hosting = true;
-    take();
     ready(2, 0);
     CHECK_TEXT(hear(), "round 0 restart 0: 2 1");
     close_coordinator();
@@ -222,41 +186,135 @@ TEST(the_host_is_rank_0_unless_another_asked_for_it)
 
 /* --- a new leader ---------------------------------------------------------------------------- */
 
-/* A node of another coordinator's round comes, with its workers gone. */
-static void come_over(int slot, int rank, int round, int restart, int nodes)
+/* The text of a document of an elastic or fixed job that runs round 7 with nodes 1 to 3 (fixed: 2)
+ * on hosts a, b, c. */
+static char *document_of(int min, int max, int count)
 {
-    char host[2] = {(char)('a' + rank), '\0'};
-    tddp_launch_joiner *joiner = describe(slot, host);
-    joiner->last_rank = rank;
-    joiner->round = round;
-    joiner->restart = restart;
-    joiner->nodes = nodes;
+    tddp_bytes text = {0};
+    start(min, max, 2, count);
+    tddp_launch_state changed = *doc();
+    changed.round = 7;
+    changed.restart = 1;
+    changed.started = 5;
+    changed.generation = 40;
+    CHECK_OK(tddp_launch_state_write(&changed, &text));
+    char *copy = strndup(text.data, text.size);
+    CHECK(copy != NULL);
+    tddp_bytes_free(&text);
+    close_coordinator();
+    return copy;
+}
+
+static void take_over(int min, int max, int count, int restarts)
+{
+    char *text = document_of(min, max, count);
+    tddp_launch_state read;
+    CHECK_OK(tddp_launch_state_read(text, strlen(text), &read));
+    open_coordinator(min, max, restarts, true);
+    CHECK_OK(tddp_launch_coordinator_adopt(coordinator, &read, now));
+    remember();
+    free(text);
+}
+
+/* A node of that round is there, its workers at work. */
+static void be_there(int slot)
+{
+    char host[2] = {(char)('a' + slot - 1), '\0'};
+    tddp_launch_entry *entry = describe(slot, host);
+    entry->round = entry->ready = 7;
+    entry->rank = slot - 1;
     take();
-    ready(slot, round + 1);
 }
 
-TEST(a_new_coordinator_goes_on_at_once_when_all_have_come)
+TEST(a_new_leader_goes_on_with_the_round)
 {
-    open_coordinator(1, 4, 2, true);
-    come_over(1, 2, 6, 1, 3);
-    come_over(2, 0, 7, 2, 3); /* has seen a later round */
+    take_over(1, 4, 3, 2);
+    be_there(1);
+    be_there(2);
+    be_there(3);
+    pass(5);
     CHECK_TEXT(hear(), "");
-    come_over(3, 1, 7, 2, 3);
-    CHECK_TEXT(hear(), "");
-    pass(2, "123");
-    CHECK_TEXT(hear(), "round 8 restart 2: 2 3 1");
-    failed(1, 8, "rank 2");
-    CHECK_TEXT(hear(), "end failed rank 2");
-    close_coordinator();
-    open_coordinator(1, 4, 2, true);
-    come_over(1, 2, 7, 1, 2);
-    come_over(2, 0, 7, 1, 2);
-    CHECK_TEXT(hear(), "round 8 restart 1: 2 1");
+    CHECK_INT(doc()->started, 5);
+    done(1, 7);
+    done(2, 7);
+    done(3, 7);
+    CHECK_TEXT(hear(), "end done ");
     close_coordinator();
 }
 
-/* It was done, and looked for its coordinator when the others were done too. */
-TEST(a_node_that_comes_again_after_the_end_hears_it)
+TEST(a_new_leader_misses_a_node)
+{
+    take_over(1, 4, 3, 2);
+    be_there(2);
+    be_there(3);
+    pass(1);
+    CHECK_TEXT(hear(), "");
+    pass(2);
+    CHECK_CONTAINS(hear(), "over 7 changed node 0 is lost");
+    ready(2, 8);
+    ready(3, 8);
+    pass(31);
+    skip_status();
+    CHECK_TEXT(hear(), "round 8 restart 1: 3 2"); /* rank 1 stays */
+    CHECK_INT(doc()->generation, 41);
+    close_coordinator();
+
+    take_over(2, 2, 2, 2);
+    be_there(2);
+    pass(3);
+    CHECK_CONTAINS(hear(), "over 7 failed node 0 is lost");
+    ready(2, 8);
+    come(4, "a");
+    CHECK_TEXT(hear(), "round 8 restart 2: 4 2");
+    close_coordinator();
+
+    take_over(2, 2, 2, 1);
+    be_there(2);
+    pass(3);
+    CHECK_CONTAINS(hear(), "end failed node 0 is lost");
+    close_coordinator();
+}
+
+/* All were killed, and somebody has started the same job again. */
+TEST(a_document_without_its_nodes_is_that_of_a_dead_job)
+{
+    take_over(1, 4, 3, 2);
+    for (int slot = 4; slot <= 7; slot++) {
+        come(slot, "d");
+    }
+    CHECK_TEXT(hear(), "");
+    pass(2);
+    CHECK_TEXT(hear(), "round 0 restart 0: 4 5 6 7");
+    CHECK_INT(doc()->started, 17);
+    CHECK(doc()->generation > 40);
+    close_coordinator();
+}
+
+/* The store that had it is gone: the nodes that were in the job bring it along. */
+TEST(a_document_that_is_brought)
+{
+    char *text = document_of(2, 2, 2);
+    open_coordinator(2, 2, 2, false);
+    describe(3, "a")->hosting = true; /* the new host */
+    ready(3, 0);
+    tddp_launch_entry *entry = describe(2, "b");
+    entry->round = 7;
+    entry->rank = 1;
+    entry->ready = 8;
+    entry->last = text;
+    take();
+    CHECK_INT(doc()->started, 5);
+    CHECK_INT(doc()->restart, 2);
+    CHECK_CONTAINS(hear(), "over 7 failed node 1 (b pid 102) has ended its workers");
+    CHECK_TEXT(hear(), "round 7 restart 2: 1 2");
+    pass(3);
+    CHECK_TEXT(hear(), "round 8 restart 2: 3 2");
+    close_coordinator();
+    free(text);
+}
+
+/* It was done, and looked for its leader when the others were done too. */
+TEST(a_node_that_comes_again_after_the_end_reads_it)
 {
     open_coordinator(1, 2, 0, true);
     come(1, "a");
@@ -266,69 +324,14 @@ TEST(a_node_that_comes_again_after_the_end_hears_it)
     done(2, 0);
     CHECK_TEXT(hear(), "end done ");
     bye(1);
-    tddp_launch_joiner *joiner = describe(3, "b");
-    (void)snprintf(joiner->id, sizeof joiner->id, "id2");
-    joiner->round = 0;
+    there[2] = false;
     take();
-    CHECK_TEXT(hear(), "end done ");
-    ready(3, 1);
-    CHECK_TEXT(hear(), "");
-    CHECK(!tddp_launch_coordinator_over(coordinator, now));
-    bye(3);
     CHECK(tddp_launch_coordinator_over(coordinator, now));
-    close_coordinator();
-
-    open_coordinator(2, 2, 0, true);
-    come(1, "a");
-    come(2, "b");
-    CHECK_TEXT(hear(), "round 0 restart 0: 1 2");
-    failed(1, 0, "rank 0");
-    CHECK_TEXT(hear(), "end failed rank 0");
-    come_over(3, 1, 0, 0, 2);
-    CHECK_TEXT(hear(), "end failed rank 0");
-    close_coordinator();
-}
-
-TEST(a_new_coordinator_goes_on_without_those_that_do_not_come)
-{
-    open_coordinator(1, 3, 0, true);
-    come_over(1, 2, 0, 0, 3);
-    pass(1, "1");
-    come_over(2, 1, 0, 0, 3);
-    pass(1, "12");
+    there[2] = true;
+    take();
+    CHECK(!tddp_launch_coordinator_over(coordinator, now));
+    bye(2);
+    CHECK(tddp_launch_coordinator_over(coordinator, now));
     CHECK_TEXT(hear(), "");
-    pass(1, "12");
-    CHECK_TEXT(hear(), "round 1 restart 0: 1 2"); /* rank 1 stays, rank 2 is beyond the count */
-    close_coordinator();
-}
-
-TEST(a_fixed_job_moves_without_loss)
-{
-    open_coordinator(2, 2, 0, true);
-    come_over(1, 1, 3, 0, 2);
-    pass(1, "1");
-    come_over(2, 0, 3, 0, 2);
-    CHECK_TEXT(hear(), "round 4 restart 0: 2 1");
-    close_coordinator();
-}
-
-TEST(a_fixed_job_moves_and_misses_a_node)
-{
-    open_coordinator(2, 2, 0, true);
-    come_over(1, 1, 3, 0, 2);
-    pass(3, "1");
-    CHECK_TEXT(hear(), "end failed 1 of the 2 nodes of round 3 is lost, with the torchrun that "
-                       "hosted the rendezvous");
-    close_coordinator();
-    open_coordinator(2, 2, 1, true);
-    come_over(1, 1, 3, 0, 2);
-    come(2, "x");
-    CHECK_TEXT(hear(), "round 4 restart 1: 2 1");
-    close_coordinator();
-    open_coordinator(2, 2, 2, true);
-    come_over(1, 1, 3, 1, 2);
-    pass(8, "1");
-    come(2, "x");
-    CHECK_TEXT(hear(), "round 4 restart 2: 2 1");
     close_coordinator();
 }

@@ -1,8 +1,12 @@
-/* A coordinator on a clock of the test's, with nodes played by events. For one test file each. */
+/* A coordinator on a clock of the test's, with nodes played by their entries. A node's entry is
+ * there from describe() on, until it vanishes. What changes in the document becomes a list of
+ * lines. For one test file each. */
 #ifndef TDDP_TEST_COORDINATOR_PLAY_H
 #define TDDP_TEST_COORDINATOR_PLAY_H
 
+#include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "check.h"
@@ -11,16 +15,139 @@
 #define SECOND INT64_C(1000000000)
 #define MS INT64_C(1000000)
 
+enum { SLOTS = 12, MOST_LINES = 4096 };
+
 static tddp_launch_coordinator *coordinator;
-static tddp_launch_messages messages;
-static size_t heard; /* messages that were looked at */
+static tddp_launch_coordinator_opts opts;
 static int64_t now;
-static tddp_launch_event event;
+static tddp_launch_entry nodes[SLOTS + 1]; /* by slot, which is the number in the id */
+static bool there[SLOTS + 1];
+static bool answers[SLOTS + 1];  /* probes, at once */
+static tddp_launch_state before; /* the document that was looked at last */
+static char *lines[MOST_LINES];
+static int line_count;
+static int heard; /* lines that were looked at */
+
+static inline void say(const char *format, ...) TDDP_PRINTF(1, 2);
+
+static inline void say(const char *format, ...)
+{
+    char text[2048];
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    for (char *at = text; *at; at++) {
+        *at = *at == '\n' ? ' ' : *at;
+    }
+    CHECK(line_count < MOST_LINES);
+    lines[line_count++] = strdup(text);
+}
+
+static inline int slot_of(const char *id)
+{
+    return atoi(id + 2);
+}
+
+static inline const tddp_launch_state *doc(void)
+{
+    return tddp_launch_coordinator_state(coordinator);
+}
+
+/* A copy, through its text. */
+static inline void remember(void)
+{
+    tddp_bytes text = {0};
+    tddp_bytes again = {0};
+    tddp_launch_state_free(&before);
+    CHECK_OK(tddp_launch_state_write(doc(), &text));
+    CHECK_OK(tddp_launch_state_read(text.data, text.size, &before));
+    CHECK_OK(tddp_launch_state_write(&before, &again));
+    CHECK(again.size == text.size && memcmp(again.data, text.data, text.size) == 0);
+    tddp_bytes_free(&text);
+    tddp_bytes_free(&again);
+}
+
+static inline const tddp_launch_note *old_note(const char *id)
+{
+    for (int i = 0; i < before.note_count; i++) {
+        if (strcmp(before.notes[i].id, id) == 0) {
+            return &before.notes[i];
+        }
+    }
+    return NULL;
+}
+
+static inline void say_round(void)
+{
+    char text[256];
+    int used = snprintf(text, sizeof text, "round %d restart %d:", doc()->round, doc()->restart);
+    for (int rank = 0; rank < doc()->count; rank++) {
+        used += snprintf(text + used, sizeof text - (size_t)used, " %d",
+                         slot_of(doc()->members[rank].id));
+    }
+    say("%s", text);
+}
+
+/* Says what has changed. */
+static inline void look(void)
+{
+    static const char *const hows[] = {"done", "failed", "stopped", "changed"};
+    if (doc()->version == before.version) {
+        CHECK(before.report == doc()->report && before.round == doc()->round &&
+              before.stage == doc()->stage && before.over == doc()->over &&
+              before.probe == doc()->probe && before.master_port == doc()->master_port &&
+              before.note_count == doc()->note_count && before.trace_count == doc()->trace_count);
+        return;
+    }
+    if (doc()->over != before.over) {
+        say("over %d %s %s", doc()->over, hows[doc()->over_how], doc()->over_text);
+    }
+    for (int i = 0; i < doc()->note_count; i++) {
+        const tddp_launch_note *note = &doc()->notes[i];
+        const tddp_launch_note *old = old_note(note->id);
+        if (!old || strcmp(old->text, note->text) != 0) {
+            say("%s %d %s", note->refused ? "refuse" : "spare", slot_of(note->id), note->text);
+        }
+    }
+    if (doc()->round != before.round) {
+        say_round();
+    }
+    if (doc()->master_port != before.master_port && doc()->master_port != 0) {
+        say("master %d %s %d", doc()->round, doc()->master_addr, doc()->master_port);
+    }
+    if (doc()->stage == TDDP_LAUNCH_STAGE_ENDED && before.stage != TDDP_LAUNCH_STAGE_ENDED) {
+        say("end %s %s", hows[doc()->ended_how], doc()->ended_text);
+    }
+    if (doc()->report != before.report) {
+        say("status %s", doc()->status);
+    }
+    remember();
+}
+
+/* Shows the coordinator all entries that are there. */
+static inline void take(void)
+{
+    tddp_launch_entry shown[SLOTS];
+    int64_t asked;
+    now++;
+    do {
+        int count = 0;
+        for (int slot = 1; slot <= SLOTS; slot++) {
+            if (there[slot]) {
+                nodes[slot].probe = answers[slot] ? doc()->probe : nodes[slot].probe;
+                shown[count++] = nodes[slot];
+            }
+        }
+        asked = doc()->probe;
+        CHECK_OK(tddp_launch_coordinator_take(coordinator, shown, count, now));
+        look();
+    } while (asked != doc()->probe);
+}
 
 /* A coordinator for min to max nodes. */
 static inline void open_coordinator_of(int min, int max, int restarts, bool hands_over, bool fixed)
 {
-    static tddp_launch_coordinator_opts opts;
     opts = (tddp_launch_coordinator_opts){
         .min_nodes = min,
         .max_nodes = max,
@@ -30,7 +157,10 @@ static inline void open_coordinator_of(int min, int max, int restarts, bool hand
         .hands_over = hands_over,
         .run_id = "job",
         .where = "here:29400",
-        .node_timeout_ns = 4500 * MS,
+        .job = "--nnodes",
+        .silence_s = 30,
+        .started = 17,
+        .return_ns = 200 * MS,
         .join_timeout_ns = 600 * SECOND,
         .last_call_ns = 30 * SECOND,
         .settle_ns = 2 * SECOND,
@@ -38,7 +168,12 @@ static inline void open_coordinator_of(int min, int max, int restarts, bool hand
         .goodbye_ns = 3 * SECOND,
     };
     now = 1000 * SECOND;
+    memset(there, 0, sizeof there);
+    for (int slot = 1; slot <= SLOTS; slot++) {
+        answers[slot] = true;
+    }
     CHECK_OK(tddp_launch_coordinator_create(&opts, now, &coordinator));
+    remember();
 }
 
 static inline void open_coordinator(int min, int max, int restarts, bool hands_over)
@@ -49,117 +184,145 @@ static inline void open_coordinator(int min, int max, int restarts, bool hands_o
 static inline void close_coordinator(void)
 {
     tddp_launch_coordinator_free(coordinator);
-    tddp_launch_messages_free(&messages);
-    heard = 0;
+    tddp_launch_state_free(&before);
+    for (int i = 0; i < line_count; i++) {
+        free(lines[i]);
+    }
+    line_count = heard = 0;
 }
 
-static inline void take(void)
+/* A node's entry, which the next take() shows; further fields are the test's to set. */
+static inline tddp_launch_entry *describe(int slot, const char *host)
 {
-    CHECK_OK(tddp_launch_coordinator_take(coordinator, &event, ++now, &messages));
+    tddp_launch_entry *entry = &nodes[slot];
+    *entry = (tddp_launch_entry){.pid = 100 + slot,
+                                 .local_size = slot,
+                                 .node_rank = -1,
+                                 .round = -1,
+                                 .rank = -1,
+                                 .ready = -1,
+                                 .done = -1,
+                                 .failed = -1,
+                                 .master_round = -1};
+    (void)snprintf(entry->host, sizeof entry->host, "%s", host);
+    (void)snprintf(entry->id, sizeof entry->id, "id%d", slot);
+    (void)snprintf(entry->role, sizeof entry->role, "trainer");
+    (void)snprintf(entry->addr, sizeof entry->addr, "10.0.0.%d", slot);
+    there[slot] = true;
+    return entry;
 }
 
-static inline void tick(void)
+static inline void ready(int slot, int round)
 {
-    CHECK_OK(tddp_launch_coordinator_tick(coordinator, ++now, &messages));
-}
-
-/* A node's description; further fields are the test's to set before come(). */
-static inline tddp_launch_joiner *describe(int slot, const char *host)
-{
-    event = (tddp_launch_event){.kind = TDDP_LAUNCH_EVENT_JOIN, .slot = slot};
-    tddp_launch_joiner *joiner = &event.joiner;
-    *joiner = (tddp_launch_joiner){
-        .pid = 100 + slot, .local_size = slot, .node_rank = -1, .last_rank = -1, .round = -1};
-    (void)snprintf(joiner->host, sizeof joiner->host, "%s", host);
-    (void)snprintf(joiner->id, sizeof joiner->id, "id%d", slot);
-    (void)snprintf(joiner->role, sizeof joiner->role, "trainer");
-    (void)snprintf(joiner->addr, sizeof joiner->addr, "10.0.0.%d", slot);
-    return joiner;
-}
-
-static inline void send(tddp_launch_event_kind kind, int slot, int round, const char *text)
-{
-    event = (tddp_launch_event){.kind = kind, .slot = slot, .round = round, .port = 4000 + slot};
-    (void)snprintf(event.addr, sizeof event.addr, "10.0.0.%d", slot);
-    (void)snprintf(event.text, sizeof event.text, "%s", text);
+    nodes[slot].ready = round;
+    nodes[slot].round = round - 1;
     take();
 }
 
-#define ready(slot, round) send(TDDP_LAUNCH_EVENT_READY, slot, round, "")
-#define beat(slot) send(TDDP_LAUNCH_EVENT_BEAT, slot, 0, "")
-#define failed(slot, round, text) send(TDDP_LAUNCH_EVENT_FAILED, slot, round, text)
-#define done(slot, round) send(TDDP_LAUNCH_EVENT_DONE, slot, round, "")
-#define leave(slot, text) send(TDDP_LAUNCH_EVENT_LEAVE, slot, 0, text)
-#define bye(slot) send(TDDP_LAUNCH_EVENT_BYE, slot, 0, "")
+static inline void failed(int slot, int round, const char *text)
+{
+    nodes[slot].failed = round;
+    (void)snprintf(nodes[slot].text, sizeof nodes[slot].text, "%s", text);
+    take();
+}
+
+static inline void done(int slot, int round)
+{
+    nodes[slot].done = round;
+    take();
+}
+
+static inline void leave(int slot, const char *text)
+{
+    nodes[slot].leaves = true;
+    (void)snprintf(nodes[slot].leave_text, sizeof nodes[slot].leave_text, "%s", text);
+    take();
+    there[slot] = false;
+    take();
+}
+
+static inline void master(int slot, int round)
+{
+    nodes[slot].master_round = round;
+    nodes[slot].master_port = 4000 + slot;
+    (void)snprintf(nodes[slot].master_addr, sizeof nodes[slot].master_addr, "10.0.0.%d", slot);
+    take();
+}
+
+/* It has read the end. */
+static inline void bye(int slot)
+{
+    nodes[slot].ended = true;
+    take();
+}
 
 /* A fresh node comes and is ready. */
 static inline void come(int slot, const char *host)
 {
     (void)describe(slot, host);
-    take();
     ready(slot, 0);
 }
 
-/* `seconds` go by in which the nodes of `alive` (slots up to 9 as digits) beat. */
-static inline void pass(int seconds, const char *alive)
+/* `seconds` go by. */
+static inline void pass(int seconds)
 {
     for (int half = 0; half < 2 * seconds; half++) {
         now += SECOND / 2;
-        for (const char *slot = alive; *slot; slot++) {
-            beat(*slot - '0');
-        }
-        tick();
+        take();
     }
 }
 
-/* The next message, as one line. */
+/* A node's entry goes, and is missing for long enough. */
+static inline void vanish(int slot)
+{
+    there[slot] = false;
+    take();
+    now += 250 * MS;
+    take();
+}
+
+/* The next line; "": there is none. */
 static inline const char *hear(void)
 {
-    static char line[1024];
-    if (heard == messages.count) {
-        return "";
-    }
-    const tddp_launch_message *message = &messages.messages[heard++];
-    tddp_bytes text = {0};
-    tddp_launch_message copy;
-    CHECK_OK(tddp_launch_message_encode(message, &text));
-    CHECK_OK(tddp_launch_message_decode(text.data, text.size, &copy));
-    CHECK_INT(copy.kind, message->kind);
-    if (message->kind == TDDP_LAUNCH_MESSAGE_ROUND) {
-        int used =
-            snprintf(line, sizeof line, "round %d restart %d:", message->round, message->restart);
-        for (int rank = 0; rank < message->count; rank++) {
-            CHECK_INT(copy.members[rank].slot, message->members[rank].slot);
-            used += snprintf(line + used, sizeof line - (size_t)used, " %d",
-                             message->members[rank].slot);
-        }
-    } else {
-        size_t size = text.size < sizeof line ? text.size : sizeof line - 1;
-        memcpy(line, text.data, size);
-        line[size] = '\0';
-        for (char *at = line; *at; at++) {
-            *at = *at == '\n' ? ' ' : *at;
-        }
-    }
-    tddp_launch_message_free(&copy);
-    tddp_bytes_free(&text);
-    return line;
+    return heard == line_count ? "" : lines[heard++];
 }
 
-/* Nodes 1 to `nodes` on hosts a, b, c...; in round 0. */
-static inline void start(int min, int max, int restarts, int nodes)
+static inline void skip(void)
+{
+    heard = line_count;
+}
+
+static inline void skip_kind(const char *kind)
+{
+    while (heard < line_count && strncmp(lines[heard], kind, strlen(kind)) == 0) {
+        heard++;
+    }
+}
+
+/* Passes over lines about what is waited for, and about a round's end before those. */
+static inline void skip_status(void)
+{
+    skip_kind("status ");
+}
+
+static inline void skip_over(void)
+{
+    skip_kind("over ");
+    skip_status();
+}
+
+/* Nodes 1 to `count` on hosts a, b, c...; in round 0. */
+static inline void start(int min, int max, int restarts, int count)
 {
     open_coordinator(min, max, restarts, false);
-    for (int slot = 1; slot <= nodes; slot++) {
+    for (int slot = 1; slot <= count; slot++) {
         char host[2] = {(char)('a' + slot - 1), '\0'};
         come(slot, host);
     }
-    if (nodes < max) {
-        char alive[10] = "123456789";
-        alive[nodes] = '\0';
-        pass(31, alive);
+    if (count < max) {
+        pass(31);
     }
-    heard = messages.count - 1;
+    heard = line_count - 1;
     CHECK_CONTAINS(hear(), "round 0 restart 0: 1");
 }
 

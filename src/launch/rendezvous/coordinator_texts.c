@@ -1,47 +1,12 @@
 /*
- * What the coordinator says: messages appended to the caller's list, and the sentences about who is
- * here and who is missing. Called by coordinator.c and coordinator_round.c. Changes nothing but the
- * list.
+ * The coordinator's sentences about who is here and who is missing. Called by coordinator.c and
+ * coordinator_nodes.c.
  */
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "launch/rendezvous/coordinator_state.h"
-
-void tddp_launch_messages_free(tddp_launch_messages *messages)
-{
-    for (size_t i = 0; i < messages->count; i++) {
-        tddp_launch_message_free(&messages->messages[i]);
-    }
-    free(messages->messages);
-    *messages = (tddp_launch_messages){0};
-}
-
-tddp_launch_message *tddp_launch_coordinator_add_message(tddp_launch_coordinator *coordinator,
-                                                         tddp_launch_message_kind kind,
-                                                         const char *format, ...)
-{
-    tddp_launch_messages *messages = coordinator->messages;
-    if (messages->count == messages->capacity) {
-        size_t capacity = messages->capacity ? messages->capacity * 2 : 4;
-        tddp_launch_message *more = tddp_resize(messages->messages, capacity * sizeof *more);
-        if (!more) {
-            coordinator->status = TDDP_OUT_OF_MEMORY;
-            return NULL;
-        }
-        messages->messages = more;
-        messages->capacity = capacity;
-    }
-    tddp_launch_message *message = &messages->messages[messages->count++];
-    *message = (tddp_launch_message){.kind = kind, .round = coordinator->round};
-    va_list arguments;
-    va_start(arguments, format);
-    (void)vsnprintf(message->text, sizeof message->text, format, arguments);
-    va_end(arguments);
-    return message;
-}
 
 /* --- lists of nodes -------------------------------------------------------------------------- */
 
@@ -67,13 +32,13 @@ const char *tddp_launch_coordinator_name(const tddp_launch_participant *node,
                                          char text[TDDP_LAUNCH_LIST_BYTES])
 {
     text[0] = '\0';
-    int rank = node->rank >= 0 ? node->rank : node->joiner.node_rank;
+    int rank = node->rank >= 0 ? node->rank : node->entry.node_rank;
     if (rank >= 0) {
         add(text, "node %d", rank);
     } else {
         add(text, "a node");
     }
-    add(text, " (%s pid %lld)", node->joiner.host, (long long)node->joiner.pid);
+    add(text, " (%s pid %lld)", node->entry.host, (long long)node->entry.pid);
     return text;
 }
 
@@ -98,7 +63,7 @@ static bool has_rank(const tddp_launch_coordinator *coordinator, int rank)
 {
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        int its = node->joiner.node_rank >= 0 ? node->joiner.node_rank : node->rank;
+        int its = node->entry.node_rank >= 0 ? node->entry.node_rank : node->rank;
         if (node->standing == TDDP_LAUNCH_MEMBER && its == rank) {
             return true;
         }
@@ -113,15 +78,15 @@ static int list_missing(const tddp_launch_coordinator *coordinator, char *text)
     text[0] = '\0';
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node->standing == TDDP_LAUNCH_MEMBER && node->joiner.node_rank < 0 && node->rank < 0 &&
-            !node->joiner.hosting) {
+        if (node->standing == TDDP_LAUNCH_MEMBER && node->entry.node_rank < 0 && node->rank < 0 &&
+            !node->entry.hosting) {
             return 0;
         }
     }
     for (int rank = 0; rank < tddp_launch_coordinator_needed(coordinator); rank++) {
-        bool hosts = rank == 0 && coordinator->round < 0 && coordinator->count > 0 &&
-                     coordinator->nodes[0].joiner.hosting &&
-                     coordinator->nodes[0].joiner.node_rank < 0;
+        bool hosts = rank == 0 && coordinator->doc.round < 0 && coordinator->count > 0 &&
+                     coordinator->nodes[0].entry.hosting &&
+                     coordinator->nodes[0].entry.node_rank < 0;
         if (!hosts && !has_rank(coordinator, rank)) {
             add(text, "%s%d", missing++ ? ", " : "", rank);
         }
@@ -131,30 +96,35 @@ static int list_missing(const tddp_launch_coordinator *coordinator, char *text)
 
 /* --- sentences ------------------------------------------------------------------------------- */
 
-static void tell_unready(tddp_launch_coordinator *coordinator, const char *unready)
+/* A new status line, for all nodes to show. */
+static void report(tddp_launch_coordinator *coordinator, const char *format, ...) TDDP_PRINTF(2, 3);
+
+static void report(tddp_launch_coordinator *coordinator, const char *format, ...)
 {
-    (void)tddp_launch_coordinator_add_message(coordinator, TDDP_LAUNCH_MESSAGE_STATUS,
-                                              "waiting at %s for the workers of %s to end",
-                                              coordinator->opts.where, unready);
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(coordinator->doc.status, sizeof coordinator->doc.status, format, arguments);
+    va_end(arguments);
+    coordinator->doc.report++;
+    coordinator->changed = true;
 }
 
-static void tell_absent(tddp_launch_coordinator *coordinator, int absent, const char *here)
+static void report_absent(tddp_launch_coordinator *coordinator, int absent, const char *here)
 {
     char missing[TDDP_LAUNCH_LIST_BYTES];
     int ranks = list_missing(coordinator, missing);
     bool more = coordinator->opts.max_nodes > tddp_launch_coordinator_needed(coordinator);
-    (void)tddp_launch_coordinator_add_message(
-        coordinator, TDDP_LAUNCH_MESSAGE_STATUS,
-        "waiting at %s for %d of %s%d nodes%s%s%s%s; here: %s", coordinator->opts.where, absent,
-        more ? "at least " : "", tddp_launch_coordinator_needed(coordinator),
-        ranks == 1  ? ": node rank "
-        : ranks > 1 ? ": node ranks "
-                    : "",
-        missing,
-        ranks == 1  ? " has not come"
-        : ranks > 1 ? " have not come"
-                    : "",
-        "", here[0] ? here : "nobody");
+    report(coordinator, "waiting at %s for %d of %s%d nodes%s%s%s; here: %s",
+           coordinator->opts.where, absent, more ? "at least " : "",
+           tddp_launch_coordinator_needed(coordinator),
+           ranks == 1  ? ": node rank "
+           : ranks > 1 ? ": node ranks "
+                       : "",
+           missing,
+           ranks == 1  ? " has not come"
+           : ranks > 1 ? " have not come"
+                       : "",
+           here[0] ? here : "nobody");
 }
 
 void tddp_launch_coordinator_report_waiting(tddp_launch_coordinator *coordinator)
@@ -164,18 +134,18 @@ void tddp_launch_coordinator_report_waiting(tddp_launch_coordinator *coordinator
     int count = list_nodes(coordinator, false, here);
     int absent = tddp_launch_coordinator_needed(coordinator) - count;
     if (absent > 0) {
-        tell_absent(coordinator, absent, here);
+        report_absent(coordinator, absent, here);
     } else if (list_nodes(coordinator, true, unready) > 0) {
-        tell_unready(coordinator, unready);
+        report(coordinator, "waiting at %s for the workers of %s to end", coordinator->opts.where,
+               unready);
     } else if (coordinator->enough_ns != 0) {
         int64_t left =
             coordinator->enough_ns + coordinator->opts.last_call_ns - coordinator->now_ns;
-        (void)tddp_launch_coordinator_add_message(
-            coordinator, TDDP_LAUNCH_MESSAGE_STATUS,
-            "%d of up to %d nodes have come to %s (%s); the workers start in %lld s, or once all "
-            "have come",
-            count, coordinator->opts.max_nodes, coordinator->opts.where, here,
-            (long long)((left + TDDP_NS_PER_S - 1) / TDDP_NS_PER_S));
+        report(coordinator,
+               "%d of up to %d nodes have come to %s (%s); the workers start in %lld s, or once "
+               "all have come",
+               count, coordinator->opts.max_nodes, coordinator->opts.where, here,
+               (long long)((left + TDDP_NS_PER_S - 1) / TDDP_NS_PER_S));
     }
 }
 

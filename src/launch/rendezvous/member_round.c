@@ -1,0 +1,252 @@
+/*
+ * What the document does to a node (state.h has it). Runs on the rendezvous thread, between
+ * member.c's waits; nothing here waits but one look whether the workers' store is within reach.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "launch/rendezvous/member.h"
+#include "net/net.h"
+
+enum {
+    REACH_MS = 5 * 1000, /* for the workers' store, if it does not answer */
+    HEAL_MS = 3 * 1000, /* and if there is no way to it: a network that is just back has none yet */
+    TRY_MS = 500,
+};
+
+void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_notification notification,
+                                 const char *text)
+{
+    if (node->part == TDDP_LAUNCH_WORKING) {
+        tddp_launch_node_send_notification(node, notification, text);
+    } else if (node->part == TDDP_LAUNCH_ENTERING) {
+        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, text);
+    }
+    node->part = TDDP_LAUNCH_AWAITING;
+    node->orders.failed = false;
+    node->report_failure_at = INT64_MAX;
+    node->began_ns = tddp_now_ns();
+}
+
+/* --- the workers' store ---------------------------------------------------------------------- */
+
+static void fail_round(tddp_launch_node *node, const char *text)
+{
+    node->entry.failed = node->entry.round;
+    node->entry_changed = true;
+    (void)snprintf(node->entry.text, sizeof node->entry.text, "%s", text);
+}
+
+static void begin_work(tddp_launch_node *node)
+{
+    node->part = TDDP_LAUNCH_WORKING;
+    node->clear = false;
+    tddp_launch_rendezvous_send_notification(node->mailbox, TDDP_LAUNCH_NOTIFICATION_JOINED,
+                                             &node->world, "");
+}
+
+void tddp_launch_node_reach_master(tddp_launch_node *node)
+{
+    const tddp_launch_world *world = &node->world;
+    if (world->node_rank == 0 || world->master_port == 0 ||
+        node->entry.failed == node->entry.round) {
+        return;
+    }
+    node->reach_began_ns = node->reach_began_ns ? node->reach_began_ns : tddp_now_ns();
+    tddp_status reached =
+        tddp_launch_address_check(world->master_addr, world->master_port, node->master_host,
+                                  node->entry.addr, TRY_MS, node->cancel);
+    int64_t limit_ms = reached == TDDP_NETWORK ? HEAL_MS : REACH_MS;
+    if (reached == TDDP_OK) {
+        begin_work(node);
+    } else if (reached != TDDP_CANCELED &&
+               tddp_now_ns() >= tddp_deadline_from(node->reach_began_ns, limit_ms)) {
+        fail_round(node, tddp_error_message());
+    }
+}
+
+/* Rank 0 has made it, and starts as soon as the others know where it is. */
+static void take_master(tddp_launch_node *node, const tddp_launch_state *doc)
+{
+    if (doc->master_port == 0 || node->world.master_port != 0) {
+        return;
+    }
+    (void)snprintf(node->world.master_addr, sizeof node->world.master_addr, "%s", doc->master_addr);
+    node->world.master_port = doc->master_port;
+    if (node->world.node_rank == 0) {
+        begin_work(node);
+    } else {
+        tddp_launch_node_reach_master(node);
+    }
+}
+
+/* --- rounds ---------------------------------------------------------------------------------- */
+
+static tddp_status enter_round(tddp_launch_node *node, const tddp_launch_state *doc, int rank)
+{
+    tddp_launch_place_take(node, doc, rank);
+    node->part = TDDP_LAUNCH_ENTERING;
+    node->reach_began_ns = 0;
+    node->entry_changed = true;
+    free(node->last);
+    node->last = NULL;
+    if (rank > 0) {
+        return TDDP_OK;
+    }
+    tddp_status status = tddp_launch_place_open_store(node, doc);
+    if (status != TDDP_OK && status != TDDP_OUT_OF_MEMORY) {
+        fail_round(node, tddp_error_message());
+        return TDDP_OK;
+    }
+    return status;
+}
+
+/* This node's round is over, whether it ran or was about to. */
+static void leave_round(tddp_launch_node *node, const tddp_launch_state *doc)
+{
+    bool told = doc->over >= node->entry.round && doc->over_text[0];
+    bool failed = told && doc->over_how != TDDP_LAUNCH_HOW_CHANGED;
+    tddp_launch_node_round_over(
+        node, failed ? TDDP_LAUNCH_NOTIFICATION_FAILED : TDDP_LAUNCH_NOTIFICATION_CHANGED,
+        told ? doc->over_text
+             : "this node was silent, or cut off, for so long that the others go on without it");
+}
+
+static void take_end(tddp_launch_node *node, const tddp_launch_state *doc)
+{
+    static const tddp_launch_notification notification[] = {
+        [TDDP_LAUNCH_HOW_DONE] = TDDP_LAUNCH_NOTIFICATION_DONE,
+        [TDDP_LAUNCH_HOW_FAILED] = TDDP_LAUNCH_NOTIFICATION_ENDED,
+        [TDDP_LAUNCH_HOW_STOPPED] = TDDP_LAUNCH_NOTIFICATION_STOPPED,
+        [TDDP_LAUNCH_HOW_CHANGED] = TDDP_LAUNCH_NOTIFICATION_ENDED,
+    };
+    tddp_launch_node_send_notification(node, notification[doc->ended_how], doc->ended_text);
+    node->over = node->ended = true;
+}
+
+/* --- what a node is told --------------------------------------------------------------------- */
+
+/* False: it has no part in the job. */
+static bool take_note(tddp_launch_node *node, const tddp_launch_state *doc)
+{
+    for (int i = 0; i < doc->note_count; i++) {
+        const tddp_launch_note *note = &doc->notes[i];
+        if (strcmp(note->id, node->entry.id) != 0) {
+            continue;
+        }
+        if (note->refused) {
+            node->was_in = false; /* nobody waits for its leave */
+            tddp_launch_node_give_up(node, note->text);
+            return false;
+        }
+        if (strcmp(node->spare_text, note->text) != 0) {
+            memcpy(node->spare_text, note->text, sizeof node->spare_text);
+            tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, note->text);
+        }
+        return true;
+    }
+    node->spare_text[0] = '\0';
+    return true;
+}
+
+static void take_report(tddp_launch_node *node, const tddp_launch_state *doc)
+{
+    bool known = node->started == doc->started;
+    if (doc->report > node->reported && known) {
+        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, doc->status);
+    }
+    node->reported = doc->report;
+    if (node->entry.probe != doc->probe) {
+        node->entry.probe = doc->probe;
+        node->entry_changed = true;
+    }
+}
+
+/* A document that knows less than this node: the store that had the other one is gone. The node
+ * brings along what it has read last there. False: it waits for what is made of that. */
+static bool bring_last(tddp_launch_node *node, const tddp_launch_state *doc)
+{
+    bool older = node->last && doc->round < node->entry.round;
+    if (!older) {
+        free(node->entry.last);
+        node->entry.last = NULL;
+        return true;
+    }
+    if (!node->entry.last) {
+        node->entry.last = tddp_copy_string(node->last); /* short memory: it is a newcomer */
+        node->entry_changed = true;
+    }
+    return false;
+}
+
+/* Keeps the document of a round that this node is in, for a store that comes after this one. */
+static void keep(tddp_launch_node *node)
+{
+    if (!node->link.backend->survives) {
+        char *copy = tddp_copy_string(node->view.state.data);
+        if (copy) {
+            free(node->last);
+            node->last = copy;
+        }
+    }
+}
+
+/* False: with the reason told. */
+static bool is_same_job(tddp_launch_node *node, const tddp_launch_state *doc)
+{
+    char text[2 * TDDP_LAUNCH_JOB_BYTES + TDDP_LAUNCH_HOST_BYTES + 128];
+    if (node->link.backend->survives && node->was_in && node->started != doc->started) {
+        tddp_launch_node_give_up(node, "the job has ended while this node was cut off, and another "
+                                       "one with its --rdzv-id has begun");
+        return false;
+    }
+    if (strcmp(doc->job, node->job) == 0) {
+        return true;
+    }
+    (void)snprintf(text, sizeof text,
+                   "the job at %s was started with %s, this node with %s; expected the same on all "
+                   "nodes",
+                   node->where, doc->job, node->job);
+    tddp_launch_node_give_up(node, text);
+    return false;
+}
+
+tddp_status tddp_launch_node_follow(tddp_launch_node *node, const tddp_launch_state *doc)
+{
+    int rank = tddp_launch_state_rank(doc, node->entry.id);
+    bool running = doc->stage == TDDP_LAUNCH_STAGE_RUNNING && rank >= 0;
+    bool mine = running && doc->round == node->entry.round;
+    if (!is_same_job(node, doc) || !take_note(node, doc)) {
+        return TDDP_OK;
+    }
+    take_report(node, doc);
+    node->was_in = true;
+    node->started = doc->started;
+    if (!bring_last(node, doc)) {
+        if (node->part != TDDP_LAUNCH_AWAITING) {
+            leave_round(node, doc);
+        }
+        return TDDP_OK;
+    }
+    if (doc->stage == TDDP_LAUNCH_STAGE_ENDED) {
+        take_end(node, doc);
+        return TDDP_OK;
+    }
+    if (node->part != TDDP_LAUNCH_AWAITING && !mine) {
+        leave_round(node, doc);
+    }
+    if (node->part == TDDP_LAUNCH_AWAITING && running && doc->round > node->entry.round) {
+        tddp_status status = enter_round(node, doc, rank);
+        if (status != TDDP_OK) {
+            return status;
+        }
+    }
+    if (node->part == TDDP_LAUNCH_ENTERING) {
+        take_master(node, doc);
+    }
+    if (rank >= 0) {
+        keep(node);
+    }
+    return TDDP_OK;
+}
