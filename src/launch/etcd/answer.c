@@ -56,8 +56,6 @@ static void take_pair_item(reading *r, const char *key, const char *text)
         pair->create_revision = atoll(text);
     } else if (strcmp(key, "mod_revision") == 0) {
         pair->mod_revision = atoll(text);
-    } else if (strcmp(key, "version") == 0) {
-        pair->version = atoll(text);
     } else if (strcmp(key, "lease") == 0) {
         pair->lease = atoll(text);
     }
@@ -83,8 +81,6 @@ static void take_item(void *context, const char *key, const char *text)
         r->is_delete = strcmp(text, "DELETE") == 0;
     } else if (strcmp(key, "revision") == 0) {
         answer->revision = atoll(text);
-    } else if (strcmp(key, "count") == 0) {
-        answer->total = atoll(text);
     } else if (strcmp(key, "compact_revision") == 0) {
         answer->compact_revision = atoll(text);
     } else if (strcmp(key, "ID") == 0) {

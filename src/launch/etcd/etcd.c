@@ -245,24 +245,6 @@ tddp_status tddp_etcd_range(tddp_etcd *etcd, tddp_slice key, bool prefix, int li
     return status;
 }
 
-tddp_status tddp_etcd_count(tddp_etcd *etcd, tddp_slice prefix, const tddp_wait *wait,
-                            int64_t *count, int64_t *revision)
-{
-    tddp_bytes body = {0};
-    tddp_etcd_answer answer = {0};
-    tddp_status status = tddp_bytes_append(&body, "{", 1);
-    status = status ? status : tddp_etcd_add_key(&body, prefix, true);
-    status = status ? status : tddp_bytes_append(&body, ", \"count_only\": true}", 21);
-    status = status ? status : tddp_etcd_call(etcd, "/v3/kv/range", &body, wait, &answer);
-    if (status == TDDP_OK) {
-        *count = answer.total;
-        *revision = answer.revision;
-    }
-    tddp_etcd_answer_free(&answer);
-    tddp_bytes_free(&body);
-    return status;
-}
-
 /* --- leases ---------------------------------------------------------------------------------- */
 
 static tddp_status call_lease(tddp_etcd *etcd, const char *path, const char *field, int64_t number,

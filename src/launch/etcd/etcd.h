@@ -41,7 +41,6 @@ typedef struct tddp_etcd_pair {
     tddp_blob value; /* with a NUL after it */
     int64_t create_revision;
     int64_t mod_revision;
-    int64_t version; /* how often it was written since it was created */
     int64_t lease;
     bool deleted; /* of a watch: the key was deleted, or its lease ran out */
 } tddp_etcd_pair;
@@ -52,7 +51,6 @@ typedef struct tddp_etcd_answer {
     size_t count;
     size_t capacity;
     int64_t revision;         /* the whole store's, when the request was executed */
-    int64_t total;            /* of a range: how many keys there are */
     int64_t compact_revision; /* of a watch that starts too early: the earliest possible */
     int64_t id;               /* a lease's */
     int64_t ttl;              /* in seconds; 0: the lease has run out */
@@ -86,11 +84,6 @@ TDDP_NODISCARD tddp_status tddp_etcd_call(tddp_etcd *etcd, const char *path, con
 TDDP_NODISCARD tddp_status tddp_etcd_range(tddp_etcd *etcd, tddp_slice key, bool prefix, int limit,
                                            const tddp_wait *wait, tddp_etcd_answer *out);
 
-/* How many keys begin so, and the store's revision at that moment. */
-TDDP_NODISCARD tddp_status tddp_etcd_count(tddp_etcd *etcd, tddp_slice prefix,
-                                           const tddp_wait *wait, int64_t *count,
-                                           int64_t *revision);
-
 /* A lease of so many seconds, at least 1. */
 TDDP_NODISCARD tddp_status tddp_etcd_lease_grant(tddp_etcd *etcd, int64_t ttl_s,
                                                  const tddp_wait *wait, int64_t *id);
@@ -116,14 +109,6 @@ void tddp_etcd_txn_created_in(tddp_etcd_txn *txn, tddp_slice key, int64_t revisi
 /* `lease` 0: none. */
 void tddp_etcd_txn_put(tddp_etcd_txn *txn, tddp_slice key, tddp_slice value, int64_t lease);
 void tddp_etcd_txn_delete(tddp_etcd_txn *txn, tddp_slice key, bool prefix);
-/* Reads a key, after the operations that were added before. */
-void tddp_etcd_txn_get(tddp_etcd_txn *txn, tddp_slice key);
-
-/* Executes and empties it. `out` has `succeeded`, `revision` and the pairs that were read. Caller:
- * tddp_etcd_answer_free(), also after a failure. */
-TDDP_NODISCARD tddp_status tddp_etcd_txn_execute(tddp_etcd *etcd, tddp_etcd_txn *txn,
-                                                 const tddp_wait *wait, tddp_etcd_answer *out);
-
 /* Executes and empties it. `*revision` is that of what was written; 0 if the comparisons did not
  * hold, so that nothing was. */
 TDDP_NODISCARD tddp_status tddp_etcd_txn_commit(tddp_etcd *etcd, tddp_etcd_txn *txn,
@@ -140,13 +125,8 @@ TDDP_NODISCARD tddp_status tddp_etcd_watch_open(tddp_etcd *etcd, tddp_slice key,
                                                 int64_t revision, tddp_etcd_watch **out);
 void tddp_etcd_watch_close(tddp_etcd_watch *watch);
 
-/* Looks at the keys that there are now, `*count` of them: they are the next changes, the oldest
- * first, and then comes what changes after this. Where it fails the watch is of no further use. */
-TDDP_NODISCARD tddp_status tddp_etcd_watch_list(tddp_etcd_watch *watch, const tddp_wait *wait,
-                                                size_t *count);
-
 /* Waits for the next change; caller: tddp_etcd_pair_free(). TDDP_NOT_FOUND: changes from the
- * revision on are no longer kept, so list the keys again. TDDP_TIMEOUT here means that nothing has
+ * revision on are no longer kept, so read the keys again. TDDP_TIMEOUT here means that nothing has
  * changed, or no endpoint answers. */
 TDDP_NODISCARD tddp_status tddp_etcd_watch_next(tddp_etcd_watch *watch, const tddp_wait *wait,
                                                 tddp_etcd_pair *out);

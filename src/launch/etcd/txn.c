@@ -52,24 +52,11 @@ void tddp_etcd_txn_delete(tddp_etcd_txn *txn, tddp_slice key, bool prefix)
     add(txn, &txn->operations, "}}");
 }
 
-void tddp_etcd_txn_get(tddp_etcd_txn *txn, tddp_slice key)
-{
-    begin_item(txn, &txn->operations, "{\"request_range\": {");
-    add_key(txn, &txn->operations, key, false);
-    add(txn, &txn->operations, "}}");
-}
-
-static void clear(tddp_etcd_txn *txn)
-{
-    tddp_bytes_free(&txn->compares);
-    tddp_bytes_free(&txn->operations);
-    *txn = (tddp_etcd_txn){0};
-}
-
-tddp_status tddp_etcd_txn_execute(tddp_etcd *etcd, tddp_etcd_txn *txn, const tddp_wait *wait,
-                                  tddp_etcd_answer *out)
+tddp_status tddp_etcd_txn_commit(tddp_etcd *etcd, tddp_etcd_txn *txn, const tddp_wait *wait,
+                                 int64_t *revision)
 {
     tddp_bytes body = {0};
+    tddp_etcd_answer answer = {0};
     add(txn, &body, "{\"compare\": [");
     txn->status = txn->status ? txn->status
                               : tddp_bytes_append(&body, txn->compares.data, txn->compares.size);
@@ -79,20 +66,14 @@ tddp_status tddp_etcd_txn_execute(tddp_etcd *etcd, tddp_etcd_txn *txn, const tdd
                       : tddp_bytes_append(&body, txn->operations.data, txn->operations.size);
     add(txn, &body, "]}");
     tddp_status status = txn->status;
-    status = status ? status : tddp_etcd_call(etcd, "/v3/kv/txn", &body, wait, out);
-    tddp_bytes_free(&body);
-    clear(txn);
-    return status;
-}
-
-tddp_status tddp_etcd_txn_commit(tddp_etcd *etcd, tddp_etcd_txn *txn, const tddp_wait *wait,
-                                 int64_t *revision)
-{
-    tddp_etcd_answer answer = {0};
-    tddp_status status = tddp_etcd_txn_execute(etcd, txn, wait, &answer);
+    status = status ? status : tddp_etcd_call(etcd, "/v3/kv/txn", &body, wait, &answer);
     if (status == TDDP_OK) {
         *revision = answer.succeeded ? answer.revision : 0;
     }
     tddp_etcd_answer_free(&answer);
+    tddp_bytes_free(&body);
+    tddp_bytes_free(&txn->compares);
+    tddp_bytes_free(&txn->operations);
+    *txn = (tddp_etcd_txn){0};
     return status;
 }

@@ -177,27 +177,11 @@ static bool hand_out(tddp_etcd_watch *watch, tddp_etcd_pair *out)
     tddp_etcd_pair *pair = &watch->answer.pairs[watch->taken++];
     *out = *pair;
     *pair = (tddp_etcd_pair){0};
-    /* A line has all changes of its revisions; what was listed was written before. */
+    /* A line has all changes of its revisions. */
     if (watch->taken == watch->answer.count && out->mod_revision >= watch->revision) {
         watch->revision = out->mod_revision + 1;
     }
     return true;
-}
-
-tddp_status tddp_etcd_watch_list(tddp_etcd_watch *watch, const tddp_wait *wait, size_t *count)
-{
-    drop(watch);
-    tddp_etcd_answer_free(&watch->answer);
-    watch->taken = 0;
-    tddp_status status = tddp_etcd_range(watch->etcd, (tddp_slice){watch->key, watch->key_size},
-                                         watch->prefix, 0, wait, &watch->answer);
-    if (status != TDDP_OK) {
-        tddp_etcd_answer_free(&watch->answer);
-        return status;
-    }
-    *count = watch->answer.count;
-    watch->revision = watch->answer.revision + 1;
-    return TDDP_OK;
 }
 
 tddp_status tddp_etcd_watch_next(tddp_etcd_watch *watch, const tddp_wait *wait, tddp_etcd_pair *out)

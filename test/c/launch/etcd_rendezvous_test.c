@@ -1,6 +1,6 @@
 /*
- * The rendezvous over a real etcd: who coordinates, what is left of a term, and that a coordinator
- * without a lease decides nothing.
+ * The rendezvous over a real etcd: who leads, what is left of a job, and that a leader without a
+ * lease decides nothing.
  */
 #include <poll.h>
 #include <signal.h>
@@ -8,7 +8,6 @@
 #include "base/base.h"
 #include "events.h"
 #include "launch/etcd_server.h"
-#include "launch/rendezvous/host.h"
 #include "launch/rendezvous/rendezvous.h"
 
 enum { NODES = 3 };
@@ -34,6 +33,8 @@ static void set_up(int min_nodes, int max_nodes, int heartbeat_timeout)
         .endpoint_count = 1,
         .endpoints = {server.endpoint},
         .conf = {.is_host = -1,
+                 .keep_alive_interval = -1,
+                 .keep_alive_max_attempt = -1,
                  .join_timeout = 600,
                  .last_call_timeout = 600,
                  .close_timeout = 600,
@@ -42,7 +43,7 @@ static void set_up(int min_nodes, int max_nodes, int heartbeat_timeout)
                  .heartbeat_timeout = heartbeat_timeout},
         .role = "default",
     };
-    times = tddp_launch_times_of(&options.conf);
+    times = tddp_launch_times_of(&options);
     times.last_call_ms = 50;
     times.settle_ms = 100;
 }
@@ -105,10 +106,10 @@ static size_t count_keys(const char *prefix)
     return count;
 }
 
-/* The revision in which the coordinator was made, or 0. */
+/* The revision in which the leader's key was made, or 0. */
 static int64_t term(void)
 {
-    tddp_etcd_answer answer = keys("/torchrun/job/coordinator");
+    tddp_etcd_answer answer = keys("/torchrun/job/leader");
     int64_t revision = answer.count ? answer.pairs[0].create_revision : 0;
     tddp_etcd_answer_free(&answer);
     return revision;
@@ -141,12 +142,12 @@ TEST(a_job_leaves_nothing_but_its_end)
         ranks |= 1 << worlds[i].node_rank;
     }
     CHECK_INT(ranks, (1 << NODES) - 1);
-    CHECK_INT(worlds[0].generation, term()); /* the first round */
     finish(NODES);
     tddp_etcd_answer left = keys("/torchrun/job/");
     CHECK_INT(left.count, 1);
-    CHECK_TEXT(left.pairs[0].key.data, "/torchrun/job/ended");
-    CHECK_TEXT(left.pairs[0].value.data, "end done\n");
+    CHECK_TEXT(left.pairs[0].key.data, "/torchrun/job/state");
+    CHECK_CONTAINS(left.pairs[0].value.data, "\"stage\": \"ended\"");
+    CHECK_CONTAINS(left.pairs[0].value.data, "\"ended_how\": \"done\"");
     CHECK(left.pairs[0].lease != 0); /* it goes by itself */
     tddp_etcd_answer_free(&left);
     /* The job's name may be used again. */
@@ -162,96 +163,73 @@ TEST(a_job_leaves_nothing_but_its_end)
     remove_etcd(&server);
 }
 
-/* Nobody can read the message before the end is stored: both have the same revision. */
-TEST(the_end_is_announced_only_once_it_is_stored)
+/* A process that is a node of the job, and leads; its workers are done at once. */
+static void lead(int told)
 {
-    set_up(1, 2, 60);
-    times.close_ms = 60 * 1000;
     start_node(0);
-    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
-    start_node(1); /* it says no goodbye: it is stopped by hand, so the messages stay */
-    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_CHANGED);
-    tddp_launch_rendezvous_again(nodes[0]);
-    for (int i = 0; i < 2; i++) {
-        CHECK_INT(next_notification(i), TDDP_LAUNCH_NOTIFICATION_JOINED);
-        CHECK_INT(worlds[i].nodes, 2);
+    for (;;) {
+        tddp_launch_notification notification = next_notification(0);
+        if (notification == TDDP_LAUNCH_NOTIFICATION_JOINED) {
+            CHECK_INT(write(told, "x", 1), 1);
+        } else if (notification == TDDP_LAUNCH_NOTIFICATION_CHANGED) {
+            CHECK_INT(write(told, "c", 1), 1);
+            tddp_launch_rendezvous_again(nodes[0]);
+        } else {
+            CHECK_INT(notification, TDDP_LAUNCH_NOTIFICATION_DONE);
+            end_node(0);
+            _exit(0);
+        }
     }
-    char prefix[64];
-    (void)snprintf(prefix, sizeof prefix, "/torchrun/job/%lld/messages/", (long long)term());
-    stop_etcd(&server);
-    tddp_launch_rendezvous_report(nodes[0], TDDP_LAUNCH_NODE_FAILED, "rank 0: exit code 3");
-    CHECK_INT(kill(server.pid, SIGCONT), 0);
-    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_ENDED);
-    CHECK_CONTAINS(text, "rank 0: exit code 3");
-    tddp_etcd_answer ended = keys("/torchrun/job/ended");
-    CHECK_INT(ended.count, 1);
-    CHECK_TEXT(ended.pairs[0].value.data, "end failed\nrank 0: exit code 3");
-    tddp_etcd_answer messages = keys(prefix);
-    if (messages.count > 0) { /* else all have read it already */
-        CHECK_INT(messages.pairs[messages.count - 1].mod_revision, ended.pairs[0].mod_revision);
-    }
-    tddp_etcd_answer_free(&messages);
-    tddp_etcd_answer_free(&ended);
-    CHECK_INT(next_notification(1), TDDP_LAUNCH_NOTIFICATION_ENDED);
-    end_node(0);
-    end_node(1);
-    remove_etcd(&server);
 }
 
-/* A process that coordinates and takes no part, until it is deposed. */
-static void coordinate(int told)
-{
-    tddp_launch_host *host;
-    tddp_launch_host_opts opts = {.options = &options, .times = times, .run_id = "job"};
-    CHECK_OK(tddp_launch_host_start(&opts, &host));
-    CHECK_INT(write(told, "x", 1), 1);
-    CHECK_UNTIL(tddp_launch_host_over(host));
-    CHECK_INT(write(told, "x", 1), 1);
-    tddp_launch_host_stop(host);
-    _exit(0);
-}
-
-TEST(a_coordinator_that_was_stopped_beyond_its_lease_decides_nothing)
+/* Another node goes on with the round's end; the stopped one reads it, and comes again. */
+TEST(a_leader_that_was_stopped_beyond_its_lease_decides_nothing)
 {
     int told[2];
     char byte;
     int status;
-    char prefix[64];
     set_up(1, 2, 3);
     CHECK_INT(pipe(told), 0);
-    pid_t host = fork();
-    CHECK(host >= 0);
-    if (host == 0) {
-        coordinate(told[1]);
+    pid_t leader = fork();
+    CHECK(leader >= 0);
+    if (leader == 0) {
+        lead(told[1]);
     }
     CHECK_INT(read(told[0], &byte, 1), 1);
-    start_node(0);
-    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
     int64_t first = term();
-    CHECK_INT(worlds[0].generation, first);
-    CHECK_INT(kill(host, SIGSTOP), 0);
-    CHECK_INT(waitpid(host, &status, WUNTRACED), host);
-    /* A failure that it would answer, had it a moment more. The node coordinates by itself next. */
-    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_CHANGED);
-    CHECK_CONTAINS(text, "the coordinator in etcd at 127.0.0.1:");
-    CHECK_CONTAINS(text, "is lost: it leads no more");
-    tddp_launch_rendezvous_again(nodes[0]);
+    start_node(0);
+    CHECK_INT(read(told[0], &byte, 1), 1);
+    CHECK_INT(byte, 'c');
     CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(worlds[0].round, 1);
-    CHECK_INT(worlds[0].restart, 0);
-    CHECK(worlds[0].generation > first);
+    CHECK_INT(worlds[0].nodes, 2);
+    int64_t generation = worlds[0].generation;
+    CHECK_INT(term(), first);
+    CHECK_INT(read(told[0], &byte, 1), 1);
+    CHECK_INT(kill(leader, SIGSTOP), 0);
+    CHECK_INT(waitpid(leader, &status, WUNTRACED), leader);
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_CHANGED);
+    CHECK_CONTAINS(text, "node 0 is lost: its torchrun is gone, or has been silent for 3 s");
     int64_t second = term();
     CHECK(second > first);
-    CHECK_INT(kill(host, SIGCONT), 0);
+    tddp_launch_rendezvous_again(nodes[0]);
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
+    CHECK_INT(worlds[0].round, 2);
+    CHECK_INT(worlds[0].restart, 0);
+    CHECK_INT(worlds[0].nodes, 1);
+    CHECK(worlds[0].generation > generation);
+    CHECK_INT(kill(leader, SIGCONT), 0);
     CHECK_INT(read(told[0], &byte, 1), 1); /* it knows now */
-    CHECK_INT(waitpid(host, &status, 0), host);
-    CHECK_INT(status, 0);
+    CHECK_INT(byte, 'c');
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_CHANGED); /* and comes again */
+    tddp_launch_rendezvous_again(nodes[0]);
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
+    CHECK_INT(worlds[0].nodes, 2);
     CHECK_INT(term(), second);
-    (void)snprintf(prefix, sizeof prefix, "/torchrun/job/%lld/", (long long)first);
-    CHECK_INT(count_keys(prefix), 1); /* the node's, under its own lease, of that term */
-    finish(1);
-    CHECK_INT(count_keys(prefix), 0);
-    CHECK_INT(count_keys("/torchrun/job/"), 1);
+    tddp_launch_rendezvous_report(nodes[0], TDDP_LAUNCH_NODE_LEAVE, "told");
+    await_over(0);
+    CHECK_INT(kill(leader, SIGKILL), 0);
+    CHECK_INT(waitpid(leader, &status, 0), leader);
     close(told[0]);
     close(told[1]);
     remove_etcd(&server);
@@ -315,8 +293,8 @@ TEST(another_kind_of_job_is_refused)
     remove_etcd(&server);
 }
 
-/* A node that goes hands over at once; the other one coordinates on. */
-TEST(the_coordinators_node_leaves)
+/* A node that goes hands over at once; the other one leads on. */
+TEST(the_leaders_node_leaves)
 {
     set_up(1, 2, 60);
     start_node(0);
@@ -330,18 +308,41 @@ TEST(the_coordinators_node_leaves)
     int64_t first = term();
     tddp_launch_rendezvous_report(nodes[0], TDDP_LAUNCH_NODE_LEAVE, "node 0 was told to end");
     CHECK_INT(next_notification(1), TDDP_LAUNCH_NOTIFICATION_CHANGED);
+    CHECK_TEXT(text, "node 0 was told to end");
     await_over(0);
     tddp_launch_rendezvous_again(nodes[1]);
-    tddp_launch_notification notification = next_notification(1);
-    while (notification ==
-           TDDP_LAUNCH_NOTIFICATION_CHANGED) { /* it may have been in a round of the old term */
-        tddp_launch_rendezvous_again(nodes[1]);
-        notification = next_notification(1);
-    }
-    CHECK_INT(notification, TDDP_LAUNCH_NOTIFICATION_JOINED);
+    CHECK_INT(next_notification(1), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(worlds[1].nodes, 1);
-    CHECK_UNTIL(term() > first);
+    CHECK_INT(worlds[1].round, 2);
+    CHECK(term() > first);
     nodes[0] = nodes[1];
     finish(1);
+    remove_etcd(&server);
+}
+
+/* All nodes are killed at once. The same job may be started again, and is another one. */
+TEST(a_job_that_was_killed_is_started_again)
+{
+    int told[2];
+    char byte;
+    int status;
+    set_up(1, 1, 3);
+    CHECK_INT(pipe(told), 0);
+    pid_t killed = fork();
+    CHECK(killed >= 0);
+    if (killed == 0) {
+        lead(told[1]);
+    }
+    CHECK_INT(read(told[0], &byte, 1), 1);
+    CHECK_INT(kill(killed, SIGKILL), 0);
+    CHECK_INT(waitpid(killed, &status, 0), killed);
+    CHECK_INT(count_keys("/torchrun/job/state"), 1);
+    start_node(0);
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
+    CHECK_INT(worlds[0].round, 0);
+    CHECK_INT(worlds[0].restart, 0);
+    finish(1);
+    close(told[0]);
+    close(told[1]);
     remove_etcd(&server);
 }

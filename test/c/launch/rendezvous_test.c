@@ -1,4 +1,4 @@
-/* A node whose only host is a process that the test can stop, and kill. */
+/* A node whose host is a process that the test can stop, and kill: a node too. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -10,7 +10,6 @@
 
 #include "base/base.h"
 #include "check.h"
-#include "launch/rendezvous/host.h"
 #include "launch/rendezvous/rendezvous.h"
 
 static tddp_launch_options options;
@@ -35,7 +34,8 @@ int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length)
     return __real_connect(fd, address, length);
 }
 
-static void set_up(int min_nodes, int max_restarts)
+/* A job of two nodes, or of one or two. */
+static void set_up(int min_nodes, int max_restarts, int heartbeat_timeout)
 {
     options = (tddp_launch_options){
         .backend = TDDP_LAUNCH_C10D,
@@ -47,42 +47,67 @@ static void set_up(int min_nodes, int max_restarts)
         .conf = {.is_host = 0,
                  .join_timeout = 20,
                  .read_timeout = 60,
-                 .heartbeat_timeout = 60,
+                 .heartbeat_timeout = heartbeat_timeout,
+                 .keep_alive_interval = -1,
+                 .keep_alive_max_attempt = -1,
                  .report_interval = 10},
         .role = "default",
     };
     (void)snprintf(options.endpoints[0].host, sizeof options.endpoints[0].host, "127.0.0.1");
     options.endpoints[0].port = check_free_port();
-    times = tddp_launch_times_of(&options.conf);
+    times = tddp_launch_times_of(&options);
     times.beat_ms = 50;
     times.read_ms = 200;
     times.last_call_ms = 50;
 }
 
-static void host_rendezvous(int ready)
+/* The next notification of a node, but for lines about nodes that are waited for. */
+static tddp_launch_notification next_of(tddp_launch_rendezvous *which)
 {
-    tddp_launch_host *started;
-    tddp_launch_host_opts opts = {.options = &options, .times = times, .run_id = "job"};
-    CHECK_OK(tddp_launch_host_start(&opts, &started));
-    CHECK_INT(write(ready, "x", 1), 1);
     for (;;) {
-        (void)pause();
+        tddp_launch_notification notification = tddp_launch_rendezvous_next(which, &world, text);
+        if (notification == TDDP_LAUNCH_NOTIFICATION_NONE) {
+            struct pollfd bell = {.fd = tddp_launch_rendezvous_fd(which), .events = POLLIN};
+            CHECK_INT(poll(&bell, 1, -1), 1);
+        } else if (notification != TDDP_LAUNCH_NOTIFICATION_STATUS ||
+                   strncmp(text, "waiting at", 10) != 0) {
+            return notification;
+        }
+    }
+}
+
+static tddp_launch_notification next_notification(void)
+{
+    return next_of(node);
+}
+
+/* The hosting node, in a process of its own: it starts again whenever a round is over. */
+static void host_rendezvous(void)
+{
+    tddp_launch_rendezvous *hosting;
+    options.conf.is_host = 1;
+    CHECK_OK(tddp_launch_rendezvous_start(&options, &times, "job", 1, &hosting));
+    for (;;) {
+        tddp_launch_notification notification = next_of(hosting);
+        if (notification == TDDP_LAUNCH_NOTIFICATION_FAILED ||
+            notification == TDDP_LAUNCH_NOTIFICATION_CHANGED) {
+            tddp_launch_rendezvous_again(hosting);
+        } else if (notification == TDDP_LAUNCH_NOTIFICATION_JOINED) {
+            tddp_launch_rendezvous_report(hosting, TDDP_LAUNCH_NODE_DONE, "");
+        } else if (notification != TDDP_LAUNCH_NOTIFICATION_STATUS) {
+            tddp_launch_rendezvous_end(hosting);
+            _exit(0);
+        }
     }
 }
 
 static void start_host(void)
 {
-    int ready[2];
-    char byte;
-    CHECK_INT(pipe(ready), 0);
     host = fork();
     CHECK(host >= 0);
     if (host == 0) {
-        host_rendezvous(ready[1]);
+        host_rendezvous();
     }
-    close(ready[1]);
-    CHECK_INT(read(ready[0], &byte, 1), 1);
-    close(ready[0]);
 }
 
 static void signal_host(int number)
@@ -90,21 +115,6 @@ static void signal_host(int number)
     int status;
     CHECK_INT(kill(host, number), 0);
     CHECK_INT(waitpid(host, &status, WUNTRACED | WCONTINUED), host);
-}
-
-/* The next notification, but for lines about nodes that are waited for. */
-static tddp_launch_notification next_notification(void)
-{
-    for (;;) {
-        tddp_launch_notification notification = tddp_launch_rendezvous_next(node, &world, text);
-        if (notification == TDDP_LAUNCH_NOTIFICATION_NONE) {
-            struct pollfd bell = {.fd = tddp_launch_rendezvous_fd(node), .events = POLLIN};
-            CHECK_INT(poll(&bell, 1, -1), 1);
-        } else if (notification != TDDP_LAUNCH_NOTIFICATION_STATUS ||
-                   strncmp(text, "waiting at", 10) != 0) {
-            return notification;
-        }
-    }
 }
 
 /* Host and node, in a round. */
@@ -116,57 +126,85 @@ static void start_round(void)
     CHECK_INT(world.restart, 0);
 }
 
-static void tear_down(void)
+static void end_host(int number)
 {
-    tddp_launch_rendezvous_end(node);
-    signal_host(SIGKILL);
+    int status;
+    CHECK_INT(kill(host, number), 0);
+    CHECK_INT(waitpid(host, &status, 0), host);
 }
 
-TEST(a_host_that_stands_still_for_less_than_the_heartbeat_timeout_costs_nothing)
+/* The node's part is over: the host ends by itself. */
+static void tear_down(void)
 {
-    set_up(1, 0);
+    int status;
+    tddp_launch_rendezvous_end(node);
+    CHECK_INT(waitpid(host, &status, 0), host);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* It costs nothing, however long: with static and where all nodes are needed no silence ends what
+ * runs. */
+TEST(a_host_that_stands_still)
+{
+    for (int is_static = 0; is_static < 2; is_static++) {
+        set_up(2, 0, is_static ? 0 : 1);
+        times.silence_ms = is_static ? 0 : 500;
+        start_round();
+        signal_host(SIGSTOP);
+        CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
+        CHECK_CONTAINS(text, "does not answer: ");
+        signal_host(SIGCONT);
+        CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
+        CHECK_CONTAINS(text, "answers again");
+        tddp_launch_rendezvous_report(node, TDDP_LAUNCH_NODE_DONE, "");
+        CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_DONE);
+        tear_down();
+    }
+}
+
+/* An elastic job has begun another round by then. */
+TEST(a_host_of_an_elastic_job_that_stands_still)
+{
+    set_up(1, 0, 1);
+    times.silence_ms = 1000;
     start_round();
     signal_host(SIGSTOP);
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
-    CHECK_CONTAINS(text, "does not answer; after 60 s it counts as lost");
+    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_CHANGED);
+    CHECK_CONTAINS(text, "the other nodes go on without this one");
     signal_host(SIGCONT);
-    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
-    CHECK_CONTAINS(text, "answers again");
+    tddp_launch_rendezvous_again(node);
+    while (next_notification() != TDDP_LAUNCH_NOTIFICATION_JOINED) {
+        CHECK_CONTAINS(text, " ");
+    }
+    CHECK_INT(world.restart, 0);
     tddp_launch_rendezvous_report(node, TDDP_LAUNCH_NODE_DONE, "");
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_DONE);
     tear_down();
 }
 
-TEST(a_host_that_stands_still_for_longer_costs_a_restart)
+/* A worker fails meanwhile: without a restart left nobody waits for the host's consent. */
+TEST(a_failure_while_the_host_stands_still)
 {
-    set_up(1, 1);
-    times.silence_ms = 1000;
-    times.margin_ms = 100;
-    start_round();
-    signal_host(SIGSTOP);
-    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
-    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_FAILED);
-    CHECK_CONTAINS(text, "is lost: no answer for ");
-    signal_host(SIGCONT);
-    tddp_launch_rendezvous_again(node);
-    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_JOINED);
-    CHECK_INT(world.round, 1);
-    CHECK_INT(world.restart, 1);
-    tear_down();
-}
-
-TEST(without_a_restart_left_it_ends_the_job)
-{
-    set_up(1, 0);
-    times.silence_ms = 1000;
-    times.margin_ms = 100;
-    start_round();
-    signal_host(SIGSTOP);
-    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
-    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_ERROR);
-    CHECK_CONTAINS(text, "is lost: no answer for ");
-    CHECK_CONTAINS(text, "--rdzv-backend=etcd survives that");
-    tear_down();
+    for (int restarts = 0; restarts < 2; restarts++) {
+        set_up(2, restarts, 60);
+        start_round();
+        signal_host(SIGSTOP);
+        CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
+        tddp_launch_rendezvous_report(node, TDDP_LAUNCH_NODE_FAILED, "rank 1: exit code 3");
+        CHECK_INT(next_notification(),
+                  restarts ? TDDP_LAUNCH_NOTIFICATION_FAILED : TDDP_LAUNCH_NOTIFICATION_ENDED);
+        CHECK_TEXT(text, "rank 1: exit code 3");
+        if (restarts) {
+            signal_host(SIGCONT);
+            tddp_launch_rendezvous_again(node);
+            CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
+            CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_JOINED);
+            CHECK_INT(world.restart, 1);
+        }
+        tddp_launch_rendezvous_end(node);
+        end_host(SIGKILL);
+    }
 }
 
 /* The kernel says so at once: nobody waits for the heartbeat timeout. While a process ends, its
@@ -174,83 +212,87 @@ TEST(without_a_restart_left_it_ends_the_job)
 TEST(a_host_that_has_ended_is_lost_at_once)
 {
     for (int reset = 0; reset < 2; reset++) {
-        set_up(1, 1);
+        set_up(2, 1, 60);
         times.read_ms = 60 * 1000;
         times.return_ms = 100;
         start_round();
         atomic_store(&resets, reset);
-        signal_host(SIGKILL);
+        end_host(SIGKILL);
+        CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_CHANGED);
+        CHECK_CONTAINS(text, "the torchrun that hosts the rendezvous at 127.0.0.1:");
+        CHECK_CONTAINS(text, " is lost: ");
         CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_ERROR);
-        CHECK_CONTAINS(text, "is lost: ");
         CHECK_CONTAINS(text, "--rdzv-backend=etcd survives that");
         CHECK_INT(atomic_load(&resets), 0);
         tddp_launch_rendezvous_end(node);
     }
 }
 
-TEST(before_a_round_its_return_is_waited_for)
+/* Another host in its place goes on with the job, which has lost a node. */
+TEST(a_host_that_is_back_goes_on)
 {
-    set_up(2, 0);
-    times.report_ms = 50; /* that the node is there is seen by the lines about the other one */
-    times.silence_ms = 1000;
-    times.margin_ms = 100;
+    set_up(2, 1, 60);
+    times.return_ms = 20 * 1000;
+    start_round();
+    CHECK_INT(world.round, 0);
+    int64_t generation = world.generation;
+    end_host(SIGKILL);
+    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_CHANGED);
+    tddp_launch_rendezvous_again(node);
     start_host();
-    CHECK_OK(tddp_launch_rendezvous_start(&options, &times, "job", 1, &node));
-    do {
-        struct pollfd bell = {.fd = tddp_launch_rendezvous_fd(node), .events = POLLIN};
-        CHECK_INT(poll(&bell, 1, -1), 1);
-    } while (tddp_launch_rendezvous_next(node, &world, text) == TDDP_LAUNCH_NOTIFICATION_NONE);
-    CHECK_CONTAINS(text, "waiting at 127.0.0.1:");
-    signal_host(SIGSTOP);
-    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
-    CHECK_CONTAINS(text, "does not answer; after 1 s it counts as lost");
-    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
-    CHECK_CONTAINS(text, "looking for who leads the job \"job\": tried 127.0.0.1:");
-    signal_host(SIGCONT);
-    tddp_launch_rendezvous *other;
-    CHECK_OK(tddp_launch_rendezvous_start(&options, &times, "job", 1, &other));
-    do {
-    } while (next_notification() == TDDP_LAUNCH_NOTIFICATION_STATUS);
-    CHECK_INT(world.nodes, 2);
-    tddp_launch_rendezvous_end(other);
+    while (next_notification() != TDDP_LAUNCH_NOTIFICATION_JOINED) {
+        CHECK_CONTAINS(text, " ");
+    }
+    CHECK_INT(world.round, 1);
+    CHECK_INT(world.restart, 1);
+    CHECK(world.generation > generation);
+    tddp_launch_rendezvous_report(node, TDDP_LAUNCH_NODE_DONE, "");
+    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_DONE);
     tear_down();
 }
 
 TEST(times_are_made_of_the_settings)
 {
-    tddp_launch_conf conf = {.join_timeout = 600,
-                             .last_call_timeout = 30,
-                             .close_timeout = 3,
-                             .report_interval = 10,
-                             .read_timeout = 60,
-                             .heartbeat_timeout = 5,
-                             .keep_alive_interval = -1,
-                             .keep_alive_max_attempt = -1};
-    tddp_launch_times made = tddp_launch_times_of(&conf);
-    CHECK_INT(made.beat_ms, 500);
-    CHECK_INT(made.silence_ms, 5000);
-    CHECK_INT(made.margin_ms, 500);
-    CHECK_INT(made.read_ms, 1250);
+    tddp_launch_options given = {.backend = TDDP_LAUNCH_C10D,
+                                 .conf = {.join_timeout = 600,
+                                          .last_call_timeout = 30,
+                                          .close_timeout = 3,
+                                          .report_interval = 10,
+                                          .read_timeout = 60,
+                                          .heartbeat_timeout = -1,
+                                          .keep_alive_interval = -1,
+                                          .keep_alive_max_attempt = -1}};
+    tddp_launch_conf *conf = &given.conf;
+    tddp_launch_times made = tddp_launch_times_of(&given);
+    CHECK_INT(made.silence_ms, 30000);
+    CHECK_INT(made.beat_ms, 5000);
+    CHECK_INT(made.read_ms, 5000);
     CHECK_INT(made.join_ms, 600000);
     CHECK_INT(made.last_call_ms, 30000);
     CHECK_INT(made.close_ms, 3000);
     CHECK_INT(made.report_ms, 10000);
-    conf.heartbeat_timeout = 60;
-    CHECK_INT(tddp_launch_times_of(&conf).read_ms, 5000);
-    conf.read_timeout = 2;
-    CHECK_INT(tddp_launch_times_of(&conf).read_ms, 2000);
-    conf.heartbeat_timeout = 1;
-    CHECK_INT(tddp_launch_times_of(&conf).read_ms, 500);
-    CHECK_INT(tddp_launch_times_of(&conf).beat_ms, 333);
+    given.backend = TDDP_LAUNCH_STATIC;
+    made = tddp_launch_times_of(&given);
+    CHECK_INT(made.silence_ms, 0);
+    CHECK_INT(made.beat_ms, 5000);
+    CHECK_INT(made.read_ms, 5000);
+    conf->heartbeat_timeout = 5;
+    CHECK_INT(tddp_launch_times_of(&given).silence_ms, 5000);
+    CHECK_INT(tddp_launch_times_of(&given).read_ms, 1250);
+    conf->heartbeat_timeout = 60;
+    conf->read_timeout = 2;
+    CHECK_INT(tddp_launch_times_of(&given).read_ms, 2000);
+    conf->heartbeat_timeout = 1;
+    CHECK_INT(tddp_launch_times_of(&given).read_ms, 500);
+    CHECK_INT(tddp_launch_times_of(&given).beat_ms, 166);
     /* PyTorch's: a node is lost after so many intervals. */
-    conf.keep_alive_interval = 7;
-    made = tddp_launch_times_of(&conf);
+    conf->keep_alive_interval = 7;
+    made = tddp_launch_times_of(&given);
     CHECK_INT(made.silence_ms, 21000);
-    CHECK_INT(made.beat_ms, 7000);
-    conf.keep_alive_max_attempt = 2;
-    made = tddp_launch_times_of(&conf);
-    CHECK_INT(made.silence_ms, 14000);
-    CHECK_INT(made.beat_ms, 4666); /* a beat that is lost loses no node */
-    conf.keep_alive_interval = -1;
-    CHECK_INT(tddp_launch_times_of(&conf).silence_ms, 10000);
+    CHECK_INT(made.beat_ms, 3500); /* a beat that is lost loses no node */
+    conf->keep_alive_max_attempt = 20;
+    CHECK_INT(tddp_launch_times_of(&given).silence_ms, 140000);
+    CHECK_INT(tddp_launch_times_of(&given).beat_ms, 5000);
+    conf->keep_alive_interval = -1;
+    CHECK_INT(tddp_launch_times_of(&given).silence_ms, 100000);
 }
