@@ -226,6 +226,7 @@ static void be_connected(tddp_launch_node *node, const search *s)
         find_address(node);
     }
     tddp_launch_view_free(&node->view);
+    node->viewed = false;
     node->entry_changed = true;
     node->heard_ns = tddp_now_ns();
     node->lead_at = 0;

@@ -84,7 +84,6 @@ static void update_entry(tddp_launch_node *node)
 static tddp_status put_entry(tddp_launch_node *node)
 {
     tddp_bytes text = {0};
-    update_entry(node);
     if (!node->entry_changed && tddp_now_ns() < node->beat_at) {
         return TDDP_OK;
     }
@@ -149,24 +148,35 @@ static tddp_status act(tddp_launch_node *node)
     return status;
 }
 
+/* Waits for a change, an order, or something due. */
+static tddp_status await_change(tddp_launch_node *node)
+{
+    tddp_status status =
+        node->link.backend->watch(&node->link, tddp_deadline_poll_ms(next_turn(node)), &node->view);
+    node->viewed |= status == TDDP_OK;
+    if (status == TDDP_CANCELED && !tddp_launch_node_take_orders(node)) {
+        node->over = true;
+    }
+    return status == TDDP_CANCELED || status == TDDP_TIMEOUT ? TDDP_OK : status;
+}
+
 /* Takes part until the node is done or the connection is lost. */
 static tddp_status take_part(tddp_launch_node *node)
 {
-    tddp_status status = put_entry(node);
+    tddp_status status = TDDP_OK;
     while (status == TDDP_OK && !node->over) {
-        status = node->link.backend->watch(&node->link, tddp_deadline_poll_ms(next_turn(node)),
-                                           &node->view);
-        if (status == TDDP_CANCELED && !tddp_launch_node_take_orders(node)) {
-            node->over = true;
-            return TDDP_OK;
+        update_entry(node);
+        status = put_entry(node);
+        if (status == TDDP_OK && node->viewed) {
+            status = act(node);
+            update_entry(node);
         }
-        status = status == TDDP_CANCELED || status == TDDP_TIMEOUT ? TDDP_OK : status;
-        if (status == TDDP_OK && node->part == TDDP_LAUNCH_ENTERING) {
+        if (status == TDDP_OK && !node->over && !node->entry_changed) {
+            status = await_change(node);
+        }
+        if (status == TDDP_OK && !node->over && node->part == TDDP_LAUNCH_ENTERING) {
             tddp_launch_node_reach_master(node);
         }
-        /* First what this node says, so that a failure here is known before its consequences. */
-        status = status == TDDP_OK ? put_entry(node) : status;
-        status = status == TDDP_OK ? act(node) : status;
     }
     return status;
 }
@@ -177,6 +187,7 @@ static tddp_status take_part(tddp_launch_node *node)
 static tddp_status say_goodbye(tddp_launch_node *node)
 {
     node->report_failure_at = tddp_now_ns();
+    update_entry(node);
     node->entry_changed = true;
     node->entry.ended = node->ended;
     if (!node->ended) {

@@ -58,6 +58,7 @@ typedef struct tddp_launch_node {
     tddp_store_server *host; /* NULL: this node does not serve the endpoint's store */
     bool candidate;          /* it may lead */
     tddp_launch_view view;   /* what was read last */
+    bool viewed;             /* since the connection was made */
     /* Of the node that leads. */
     int64_t lead_at; /* when one that does not serve the store may try to; 0: not asked yet */
     bool leads;
