@@ -71,7 +71,7 @@ class ElasticTest < NodesCase
     first.await(/0 of 2 restart 0\n0 of 1 restart 0\n0 of 2 restart 0/)
     FileUtils.touch(go)
     [first, third].map(&:finish).each { |result| assert_code 0, result }
-    assert_match(/node 1 .*is lost: no sign of life/, first.err)
+    assert_match(/node 1 .*is lost: its torchrun is gone/, first.err)
   end
 
   def test_too_few_nodes_wait_for_others
@@ -229,7 +229,7 @@ class ElasticTest < NodesCase
     results.each { |result| assert_code 0, result }
     assert_equal %w[2 2], last.out.scan(/^(\d) of 3/).flatten
     others.each { |run| assert_equal %w[3 2 3], run.out.scan(/of (\d)/).flatten }
-    assert_match(/is lost: no sign of life/, last.err)
+    assert_match(/node 2 is lost: /, last.err)
   end
 
   def test_the_host_leaves_and_the_job_ends

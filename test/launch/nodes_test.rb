@@ -10,7 +10,7 @@ class NodesTest < NodesCase
     results.each { |result| assert_code 0, result }
     lines = results.map { |result| result.out.lines.map(&:split).sort }
     master = lines[0][0][9]
-    refute_equal port.to_s, master
+    assert_equal port.to_s, master # of the endpoint: the only port that a firewall need let through
     expected = [
       2.times.map { |i| [i, i, 5, 2, 0, 2, i, 5, "127.0.0.1", master, "my-job"].map(&:to_s) },
       3.times.map { |i| [i + 2, i, 5, 3, 1, 2, i + 2, 5, "127.0.0.1", master, "my-job"].map(&:to_s) }
@@ -83,7 +83,7 @@ class NodesTest < NodesCase
     runs[1].finish
     result = runs[0].finish
     assert_code 1, result
-    assert_match(/node 1 is lost: no sign of life for 2 s/, result.err)
+    assert_match(/node 1 is lost: its torchrun is gone, or has been silent for 2 s \(/, result.err)
   end
 
   def test_a_host_that_vanishes_is_noticed
@@ -97,19 +97,18 @@ class NodesTest < NodesCase
     assert_match(/the torchrun that hosts the rendezvous at 127\.0\.0\.1:\d+ is lost/, result.err)
   end
 
-  # A node that was stopped itself does not blame the host alone.
-  def test_a_node_that_was_stopped_says_why_it_was_given_up
+  def test_a_node_that_was_stopped_for_too_long
     runs = pair(*shell("echo ready; exec sleep 60"), flags: [["--rdzv-conf=heartbeat_timeout=3"]] * 2)
     runs.each { |run| run.await(/ready/) }
     agent = runs[1].agent
     Process.kill(:STOP, agent)
     result = runs[0].finish
-    assert_match(/node 1 is lost: no sign of life for 3 s/, result.err)
-    refute_match(/itself stopped/, result.err)
+    assert_code 1, result
+    assert_match(/node 1 is lost: its torchrun is gone, or has been silent for 3 s \(/, result.err)
     Process.kill(:CONT, agent)
     result = runs[1].finish
     assert_code 1, result
-    assert_match(/this node gave no sign of life for \d+ s before, so that it counted as lost there|node 1 is lost/, result.err)
+    assert_match(/node 1 is lost|hosts the rendezvous at \S+ is lost/, result.err)
   end
 
   # What a worker says of its failure is shown on other nodes, and on its own, without what a terminal would act on.
@@ -181,7 +180,7 @@ class NodesTest < NodesCase
     runs = pair(*shell("exit 0"), flags: [[], ["--rdzv-conf=heartbeat_timeout=7"]])
     result = runs[1].finish
     assert_code 1, result
-    assert_match(/started with .*heartbeat_timeout=15, this node with .*heartbeat_timeout=7; expected the same/, result.err)
+    assert_match(/started with .*heartbeat_timeout=30, this node with .*heartbeat_timeout=7; expected the same/, result.err)
     runs[0].signal(:TERM)
     runs[0].finish
   end

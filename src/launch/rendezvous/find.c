@@ -193,7 +193,7 @@ static bool go_on(tddp_launch_node *node, search *s)
             return false;
         }
     }
-    if (tddp_now_ns() >= s->report_at) {
+    if (node->part == TDDP_LAUNCH_AWAITING && tddp_now_ns() >= s->report_at) {
         s->report_at = tddp_deadline_after_ms(node->times.report_ms);
         describe_tried(node, node->link.why, tried);
         tell(node,

@@ -16,7 +16,8 @@
 #include "net/net.h"
 
 enum {
-    AFTER_PEER_MS = 1500, /* for who knows more of a failure than a rank that lost its peer */
+    AFTER_PEER_MS = 1500, /* for who knows more of a failure than a rank that lost its peer: that
+                             its node is gone; beyond the moment at which silence is loss */
     TURN_MS = 100,        /* while the workers' store is not reached */
     GOODBYE_MS = 500,     /* for the host, once the others have had their time to read the end */
 };
@@ -48,7 +49,8 @@ bool tddp_launch_node_take_orders(tddp_launch_node *node)
         node->orders.failed = true;
         memcpy(entry->text, come.failure, sizeof entry->text);
         node->report_failure_at =
-            come.after_peer ? tddp_deadline_after_ms(AFTER_PEER_MS) : tddp_now_ns();
+            come.after_peer ? tddp_deadline_after_ms(node->times.silence_ms + AFTER_PEER_MS)
+                            : tddp_now_ns();
     }
     if (come.leave) {
         node->orders.leave = true;

@@ -67,7 +67,7 @@ tddp_status tddp_launch_place_open_store(tddp_launch_node *node, const tddp_laun
     }
     entry->master_round = doc->round;
     entry->master_port = 0;
-    if (node->host) {
+    if (node->host && !node->options->local_addr) {
         /* The port that the user knows, which may be the only one that a firewall lets through:
          * there the workers share the store where the nodes meet. */
         entry->master_port = tddp_store_server_port(node->host);
