@@ -292,6 +292,11 @@ static void note_missing(tddp_launch_coordinator *coordinator, const tddp_launch
     }
 }
 
+void tddp_launch_coordinator_forgive(tddp_launch_coordinator *coordinator, int64_t now_ns)
+{
+    coordinator->patient_ns = now_ns + coordinator->opts.settle_ns;
+}
+
 /* --- time ------------------------------------------------------------------------------------ */
 
 static void look_at_time(tddp_launch_coordinator *coordinator)
@@ -334,7 +339,7 @@ int64_t tddp_launch_coordinator_due(const tddp_launch_coordinator *coordinator)
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
         if (node->gone_ns != 0) {
-            sooner(&due, node->gone_ns + (node->adopted ? opts->settle_ns : opts->return_ns));
+            sooner(&due, tddp_launch_coordinator_lost_at(coordinator, node));
         }
     }
     return due;

@@ -8,7 +8,8 @@
  *   1. A round starts once `max` nodes are ready, or once all that are here are, at least `min`,
  *      and last_call_ns have passed since there are enough.
  *   2. A worker's failure ends the round and costs a restart; beyond max_restarts it ends the job.
- *   3. A node whose entry is missing for return_ns is lost. In an elastic job (min < max) lost
+ *   3. A node whose entry is missing for return_ns is lost (settle_ns, if that begins while the
+ *      coordinator has just been held up). In an elastic job (min < max) lost
  *      nodes, nodes that leave and ready newcomers change the round, which costs nothing. In other
  *      jobs the loss of a node costs a restart, and the others wait for a replacement; with no
  *      restart left the job ends.
@@ -69,6 +70,10 @@ TDDP_NODISCARD tddp_status tddp_launch_coordinator_adopt(tddp_launch_coordinator
 TDDP_NODISCARD tddp_status tddp_launch_coordinator_take(tddp_launch_coordinator *coordinator,
                                                         const tddp_launch_entry *entries, int count,
                                                         int64_t now_ns);
+
+/* The caller was held up (stopped, say), and nodes may have given up their connections for that:
+ * they have settle_ns to make them anew. */
+void tddp_launch_coordinator_forgive(tddp_launch_coordinator *coordinator, int64_t now_ns);
 
 /* The document; its version grows whenever anything in it has changed. Borrowed until the next
  * call. */

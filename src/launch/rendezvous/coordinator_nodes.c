@@ -183,16 +183,23 @@ static void drop_notes(tddp_launch_coordinator *coordinator)
     }
 }
 
+int64_t tddp_launch_coordinator_lost_at(const tddp_launch_coordinator *coordinator,
+                                        const tddp_launch_participant *node)
+{
+    const tddp_launch_coordinator_opts *opts = &coordinator->opts;
+    bool patient = node->adopted || node->gone_ns < coordinator->patient_ns;
+    return node->gone_ns + (node->standing == TDDP_LAUNCH_OUT ? 0
+                            : patient                         ? opts->settle_ns
+                                                              : opts->return_ns);
+}
+
 void tddp_launch_coordinator_remove_lost(tddp_launch_coordinator *coordinator)
 {
     char text[TDDP_LAUNCH_LIST_BYTES];
-    const tddp_launch_coordinator_opts *opts = &coordinator->opts;
     for (int i = 0; i < coordinator->count;) {
         tddp_launch_participant *node = &coordinator->nodes[i];
-        int64_t limit = node->standing == TDDP_LAUNCH_OUT ? 0
-                        : node->adopted                   ? opts->settle_ns
-                                                          : opts->return_ns;
-        if (node->gone_ns == 0 || coordinator->now_ns - node->gone_ns < limit) {
+        if (node->gone_ns == 0 ||
+            coordinator->now_ns < tddp_launch_coordinator_lost_at(coordinator, node)) {
             i++;
             continue;
         }
@@ -368,6 +375,16 @@ void tddp_launch_coordinator_place(tddp_launch_coordinator *coordinator)
     }
 }
 
+static void refuse_settings(tddp_launch_coordinator *coordinator, tddp_launch_participant *node)
+{
+    char text[TDDP_LAUNCH_NODE_NOTE_BYTES];
+    (void)snprintf(text, sizeof text,
+                   "the job at %.200s was started with %s, this node with %s; expected the same on "
+                   "all nodes",
+                   coordinator->opts.where, coordinator->doc.job, node->entry.job);
+    refuse(coordinator, node, text);
+}
+
 void tddp_launch_coordinator_join(tddp_launch_coordinator *coordinator,
                                   const tddp_launch_entry *entry)
 {
@@ -387,7 +404,9 @@ void tddp_launch_coordinator_join(tddp_launch_coordinator *coordinator,
         .ready = entry->ready > entry->round,
     };
     node->entry.last = NULL;
-    if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED && entry->round < 0) {
+    if (strcmp(entry->job, coordinator->doc.job) != 0) {
+        refuse_settings(coordinator, node);
+    } else if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED && entry->round < 0) {
         /* One of an earlier round has lost its way to the document, and reads the end there. */
         refuse(coordinator, node, "the job has ended already");
     }

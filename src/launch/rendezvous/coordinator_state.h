@@ -45,6 +45,7 @@ struct tddp_launch_coordinator {
     int count;
     bool adopted;         /* none of the document's nodes was seen yet */
     bool finishing;       /* someone is done with the running round */
+    int64_t patient_ns;   /* until when a node that is missing has settle_ns; 0: no node has */
     int64_t gathering_ns; /* since when */
     int64_t enough_ns;    /* since when there are enough for a round; 0: there are not */
     int64_t report_ns;    /* when to report next */
@@ -98,6 +99,10 @@ void tddp_launch_coordinator_join(tddp_launch_coordinator *coordinator,
 /* Takes out a node whose entry says so, and does what follows; the entry is still there. */
 void tddp_launch_coordinator_leave(tddp_launch_coordinator *coordinator,
                                    tddp_launch_participant *node);
+
+/* By when a missing node counts as lost. */
+int64_t tddp_launch_coordinator_lost_at(const tddp_launch_coordinator *coordinator,
+                                        const tddp_launch_participant *node);
 
 /* Removes the nodes whose entries are missing for too long. */
 void tddp_launch_coordinator_remove_lost(tddp_launch_coordinator *coordinator);

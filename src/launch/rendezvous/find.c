@@ -14,6 +14,7 @@ enum {
     REACH_MS = 2 * 1000, /* for one attempt */
     FIRST_PAUSE_MS = 20,
     LAST_PAUSE_MS = 400,
+    SHORT_PAUSE_MS = 100, /* of a node that the others may count as lost */
     HOST_EVERY_MS = 1500, /* to see whether the endpoint's port has become free */
     TRIED_BYTES = TDDP_LAUNCH_MAX_ENDPOINTS * (TDDP_LAUNCH_HOST_BYTES + 16) + TDDP_LAUNCH_WHY_BYTES,
     NAME_BYTES = TDDP_LAUNCH_HOST_BYTES + 80,
@@ -264,7 +265,8 @@ bool tddp_launch_node_connect(tddp_launch_node *node, const char *reason)
                                                       tddp_cancel_fd(node->cancel)) != TDDP_OK) {
             (void)tddp_launch_node_take_orders(node);
         }
-        pause_ms = pause_ms * 2 < LAST_PAUSE_MS ? pause_ms * 2 : LAST_PAUSE_MS;
+        int64_t longest_ms = node->was_in ? SHORT_PAUSE_MS : LAST_PAUSE_MS;
+        pause_ms = pause_ms * 2 < longest_ms ? pause_ms * 2 : longest_ms;
     }
 }
 

@@ -45,7 +45,7 @@ static tddp_status create_coordinator(tddp_launch_node *node)
         .hands_over = node->link.backend->survives,
         .run_id = node->run_id,
         .where = node->where,
-        .job = node->job,
+        .job = node->entry.job,
         .silence_s = (int)(times->silence_ms / 1000),
         .started = tddp_launch_new_generation(),
         .return_ns = times->reconnect_ms * TDDP_NS_PER_MS,

@@ -18,6 +18,7 @@
 enum {
     AFTER_PEER_MS = 1500, /* for who knows more of a failure than a rank that lost its peer: that
                              its node is gone; beyond the moment at which silence is loss */
+    LATE_MS = 200,        /* a thread that is later than that was held up */
     TURN_MS = 100,        /* while the workers' store is not reached */
     GOODBYE_MS = 500,     /* for the host, once the others have had their time to read the end */
 };
@@ -231,7 +232,7 @@ static void linger(tddp_launch_node *node)
 
 static void take_leave(tddp_launch_node *node)
 {
-    if (!node->was_in || !node->link.state) {
+    if (!node->viewed || node->refused) {
         return;
     }
     tddp_status status = say_goodbye(node);
@@ -300,8 +301,8 @@ static tddp_status describe_self(tddp_launch_node *node)
     return TDDP_OK;
 }
 
-/* "--nnodes=2:4 --max-restarts=3 --rdzv-conf=heartbeat_timeout=5". Leases and silence are measured
- * by the last of them. */
+/* "--nnodes=2:4 --max-restarts=3 --rdzv-conf=heartbeat_timeout=5". Silence is measured by the last
+ * of them. */
 static void describe_job(const tddp_launch_options *options, char text[TDDP_LAUNCH_JOB_BYTES])
 {
     char nodes[32];
@@ -338,7 +339,7 @@ tddp_status tddp_launch_node_create(const tddp_launch_options *options,
         .report_failure_at = INT64_MAX,
     };
     tddp_launch_endpoint_text(&options->endpoints[0], made->where, sizeof made->where);
-    describe_job(options, made->job);
+    describe_job(options, made->entry.job);
     tddp_status status = describe_self(made);
     if (status != TDDP_OK) {
         free(made);

@@ -68,10 +68,11 @@ typedef struct tddp_launch_node {
     tddp_launch_entry entry; /* as it is to be written */
     bool entry_changed;      /* and was not yet */
     tddp_launch_part part;
-    bool clear;  /* no worker of it is left */
-    bool was_in; /* the job has taken this node once */
-    bool ended;  /* the job has ended */
-    bool over;   /* nothing more is to be done but to take leave */
+    bool clear;   /* no worker of it is left */
+    bool was_in;  /* a job was seen under way */
+    bool refused; /* the job has not taken it, or not again */
+    bool ended;   /* the job has ended */
+    bool over;    /* nothing more is to be done but to take leave */
     tddp_launch_orders orders;
     int64_t report_failure_at; /* when a failure that others may know more of is told; INT64_MAX:
                                   none */
@@ -79,7 +80,7 @@ typedef struct tddp_launch_node {
     int64_t heard_ns;  /* when a sign of life of this node was answered last */
     int64_t began_ns;  /* since when a round, or a leader, is waited for */
     int64_t report_at; /* when to tell what is waited for */
-    int64_t started;   /* the job whose document was read last; 0: none */
+    int64_t started;   /* the last job that was seen under way; 0: none */
     int64_t reported;  /* its last status line */
     char spare_text[TDDP_LAUNCH_NODE_NOTE_BYTES]; /* what this node was told as a spare */
     char *last; /* the last document of a round that this node was in; NULL: none */

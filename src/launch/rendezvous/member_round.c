@@ -136,7 +136,7 @@ static bool take_note(tddp_launch_node *node, const tddp_launch_state *doc)
             continue;
         }
         if (note->refused) {
-            node->was_in = false; /* nobody waits for its leave */
+            node->refused = true;
             tddp_launch_node_give_up(node, note->text);
             return false;
         }
@@ -192,24 +192,16 @@ static void keep(tddp_launch_node *node)
     }
 }
 
-/* False: with the reason told. */
-static bool is_same_job(tddp_launch_node *node, const tddp_launch_state *doc)
+/* The job that this node was in has ended without it, and its name is another's now. */
+static bool is_other_job(tddp_launch_node *node, const tddp_launch_state *doc)
 {
-    char text[2 * TDDP_LAUNCH_JOB_BYTES + TDDP_LAUNCH_HOST_BYTES + 128];
-    if (node->link.backend->survives && node->was_in && node->started != doc->started) {
+    bool other =
+        node->link.backend->survives && node->entry.round >= 0 && node->started != doc->started;
+    if (other) {
         tddp_launch_node_give_up(node, "the job has ended while this node was cut off, and another "
                                        "one with its --rdzv-id has begun");
-        return false;
     }
-    if (strcmp(doc->job, node->job) == 0) {
-        return true;
-    }
-    (void)snprintf(text, sizeof text,
-                   "the job at %s was started with %s, this node with %s; expected the same on all "
-                   "nodes",
-                   node->where, doc->job, node->job);
-    tddp_launch_node_give_up(node, text);
-    return false;
+    return other;
 }
 
 tddp_status tddp_launch_node_follow(tddp_launch_node *node, const tddp_launch_state *doc)
@@ -217,12 +209,14 @@ tddp_status tddp_launch_node_follow(tddp_launch_node *node, const tddp_launch_st
     int rank = tddp_launch_state_rank(doc, node->entry.id);
     bool running = doc->stage == TDDP_LAUNCH_STAGE_RUNNING && rank >= 0;
     bool mine = running && doc->round == node->entry.round;
-    if (!is_same_job(node, doc) || !take_note(node, doc)) {
+    if (!take_note(node, doc) || is_other_job(node, doc)) {
         return TDDP_OK;
     }
     take_report(node, doc);
-    node->was_in = true;
-    node->started = doc->started;
+    if (doc->stage != TDDP_LAUNCH_STAGE_ENDED) {
+        node->was_in = true;
+        node->started = doc->started;
+    }
     if (!bring_last(node, doc)) {
         if (node->part != TDDP_LAUNCH_AWAITING) {
             leave_round(node, doc);
@@ -230,7 +224,9 @@ tddp_status tddp_launch_node_follow(tddp_launch_node *node, const tddp_launch_st
         return TDDP_OK;
     }
     if (doc->stage == TDDP_LAUNCH_STAGE_ENDED) {
-        take_end(node, doc);
+        if (node->started == doc->started) { /* else it is left from a job before this one */
+            take_end(node, doc);
+        }
         return TDDP_OK;
     }
     if (node->part != TDDP_LAUNCH_AWAITING && !mine) {

@@ -44,6 +44,7 @@ static const field entry_fields[] = {
     TEXT_FIELD(tddp_launch_entry, id),
     TEXT_FIELD(tddp_launch_entry, host),
     TEXT_FIELD(tddp_launch_entry, role),
+    TEXT_FIELD(tddp_launch_entry, job),
     TEXT_FIELD(tddp_launch_entry, addr),
     FIELD(tddp_launch_entry, pid, INT64),
     INT_FIELD(tddp_launch_entry, local_size, 1, TDDP_LAUNCH_MOST_MEMBERS),

@@ -36,6 +36,7 @@ typedef struct tddp_launch_entry {
     char id[TDDP_LAUNCH_ID_BYTES]; /* of the process, random */
     char host[TDDP_LAUNCH_NAME_BYTES];
     char role[TDDP_LAUNCH_ROLE_BYTES];
+    char job[TDDP_LAUNCH_JOB_BYTES];   /* the settings that all nodes must share */
     char addr[TDDP_LAUNCH_ADDR_BYTES]; /* at which others reach this host */
     int64_t pid;
     int local_size;
@@ -100,7 +101,7 @@ typedef enum tddp_launch_how {
 typedef struct tddp_launch_state {
     int64_t version;                 /* grows with every write */
     int64_t started;                 /* when the job was: no other has the same */
-    char job[TDDP_LAUNCH_JOB_BYTES]; /* the settings that all nodes must share */
+    char job[TDDP_LAUNCH_JOB_BYTES]; /* its settings */
     tddp_launch_stage stage;
     int round;          /* the last one started, or -1 */
     int restart;        /* failures so far */

@@ -82,6 +82,19 @@ TEST(a_node_too_many_is_refused_once_the_others_answer)
     close_coordinator();
 }
 
+TEST(a_node_with_other_settings_is_refused)
+{
+    open_coordinator(2, 2, 0, false);
+    come(1, "a");
+    (void)snprintf(describe(2, "b")->job, sizeof nodes[2].job, "--nnodes=3");
+    ready(2, 0);
+    CHECK_TEXT(hear(), "refuse 2 the job at here:29400 was started with --nnodes, this node with "
+                       "--nnodes=3; expected the same on all nodes");
+    come(3, "c");
+    CHECK_TEXT(hear(), "round 0 restart 0: 1 3");
+    close_coordinator();
+}
+
 TEST(a_node_in_the_place_of_one_that_died_before_the_start)
 {
     open_coordinator(3, 3, 0, false);

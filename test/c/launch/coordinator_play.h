@@ -206,6 +206,7 @@ static inline tddp_launch_entry *describe(int slot, const char *host)
                                  .master_round = -1};
     (void)snprintf(entry->host, sizeof entry->host, "%s", host);
     (void)snprintf(entry->id, sizeof entry->id, "id%d", slot);
+    (void)snprintf(entry->job, sizeof entry->job, "%s", opts.job);
     (void)snprintf(entry->role, sizeof entry->role, "trainer");
     (void)snprintf(entry->addr, sizeof entry->addr, "10.0.0.%d", slot);
     there[slot] = true;

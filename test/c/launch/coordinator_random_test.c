@@ -168,6 +168,7 @@ TEST(memory_that_is_short)
         for (int slot = 1; slot <= SLOTS; slot++) {
             shown[slot - 1] = *describe(slot, "a");
             shown[slot - 1].ready = 0;
+            (void)snprintf(shown[slot - 1].job, sizeof shown[slot - 1].job, "x");
         }
         tddp_fail_allocation(nth);
         tddp_status status = tddp_launch_coordinator_create(&short_opts, 1, &made);
