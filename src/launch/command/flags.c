@@ -161,10 +161,9 @@ const tddp_launch_flag tddp_launch_flags[] = {
      .value = "KEY=VALUE,...",
      .help = "settings of the rendezvous, in seconds: join_timeout, to wait for the other nodes "
              "(600); last_call_timeout, to "
-             "wait for more than MIN (30); heartbeat_timeout, without a sign of life until a node, "
-             "or the host, counts as lost (15); keep_alive_interval (5) times "
-             "keep_alive_max_attempt (3), if one is given, in its place, with a sign of life every "
-             "keep_alive_interval; read_timeout, "
+             "wait for more than MIN (30); heartbeat_timeout, without a sign of life until a node "
+             "counts as lost (30, with static never; PyTorch's is another); keep_alive_interval "
+             "(5) times keep_alive_max_attempt (3), if one is given, in its place; read_timeout, "
              "for an answer before the connection is made anew (60, and at most a quarter of "
              "heartbeat_timeout); close_timeout, for all nodes to read that the job has ended (3); "
              "report_interval, between two lines about what is waited for (10). "
