@@ -14,6 +14,8 @@ enum {
     REACH_MS = 2 * 1000, /* for one attempt */
     FIRST_PAUSE_MS = 20,
     LAST_PAUSE_MS = 400,
+    EARLIER_PART =
+        5, /* of the silence: a node that is cut off ends its workers before others begin */
     SHORT_PAUSE_MS = 100, /* of a node that the others may count as lost */
     HOST_EVERY_MS = 1500, /* to see whether the endpoint's port has become free */
     TRIED_BYTES = TDDP_LAUNCH_MAX_ENDPOINTS * (TDDP_LAUNCH_HOST_BYTES + 16) + TDDP_LAUNCH_WHY_BYTES,
@@ -122,6 +124,7 @@ static void note_silent(tddp_launch_node *node, search *s)
 {
     char name[NAME_BYTES];
     int64_t silence_ms = (tddp_now_ns() - node->heard_ns) / TDDP_NS_PER_MS;
+    int64_t limit_ms = node->times.silence_ms - node->times.silence_ms / EARLIER_PART;
     bool elastic = node->options->min_nodes < node->options->max_nodes &&
                    node->options->backend != TDDP_LAUNCH_STATIC;
     name_host(node, name);
@@ -129,7 +132,7 @@ static void note_silent(tddp_launch_node *node, search *s)
         s->silent = true;
         tell(node, tddp_format("%s does not answer: %s", name, node->link.why));
     }
-    if (elastic && node->part != TDDP_LAUNCH_AWAITING && silence_ms >= node->times.silence_ms) {
+    if (elastic && node->part != TDDP_LAUNCH_AWAITING && silence_ms >= limit_ms) {
         char *text = tddp_format("%s has not answered for %lld s: the other nodes go on without "
                                  "this one",
                                  name, (long long)(silence_ms / 1000));
@@ -167,7 +170,8 @@ static void note_failure(tddp_launch_node *node)
 static int64_t attempt_ms(const tddp_launch_node *node)
 {
     int64_t read_ms = (int64_t)node->options->conf.read_timeout * 1000;
-    return read_ms < REACH_MS ? read_ms : REACH_MS;
+    int64_t most_ms = read_ms < REACH_MS ? read_ms : REACH_MS;
+    return node->was_in && node->times.read_ms < most_ms ? node->times.read_ms : most_ms;
 }
 
 /* What follows from an attempt in vain; false: the search is over. */
