@@ -199,8 +199,8 @@ static tddp_status prove_each_other(int fd, const char *secret, int64_t deadline
     unsigned char answer[1 + TDDP_WIRE_AUTH_BYTES] = {0};
     unsigned char proof[TDDP_WIRE_AUTH_BYTES];
     unsigned char begin[5 + 1 + TDDP_WIRE_AUTH_BYTES] = {
-        [0] = TDDP_WIRE_VALIDATE, [5] = TDDP_WIRE_AUTH_OPCODE};
-    unsigned char prove[1 + TDDP_WIRE_AUTH_BYTES] = {TDDP_WIRE_AUTH_OPCODE + 1};
+        [0] = TDDP_WIRE_VALIDATE, [5] = TDDP_WIRE_OWN_OPCODES};
+    unsigned char prove[1 + TDDP_WIRE_AUTH_BYTES] = {TDDP_WIRE_OWN_OPCODES + 1};
     uint32_t magic = htole32(TDDP_WIRE_MAGIC);
     tddp_status status = tddp_auth_random(auth.client);
     if (status) {

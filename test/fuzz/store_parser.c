@@ -47,14 +47,13 @@ static void check_piece(const tddp_wire_dialect *dialect, const tddp_wire_limits
 
 static void forget_output(tddp_store_server *server)
 {
-    while (server->unsent) {
-        tddp_server_client *client = server->unsent;
-        server->unsent = client->next_unsent;
+    while (!STAILQ_EMPTY(&server->unsent)) {
+        tddp_server_client *client = STAILQ_FIRST(&server->unsent);
+        STAILQ_REMOVE_HEAD(&server->unsent, of_unsent);
         client->unsent = false;
         tddp_bytes_free(&client->out);
         tddp_server_count_buffers(server, client);
     }
-    server->unsent_end = &server->unsent;
 }
 
 static void serve(tddp_store_server *server, tddp_server_client clients[2], const char *data,
@@ -105,7 +104,8 @@ static void set_up(tddp_store_server *server, char *secret)
     server->limits = tddp_wire_limits_of(64, 1024);
     server->limits.request_bytes = 4096;
     server->most_bytes = 64 << 10;
-    server->unsent_end = &server->unsent;
+    STAILQ_INIT(&server->unsent);
+    TAILQ_INIT(&server->late);
     server->secret = secret;
     server->client_timeout_ms = 1000;
     server->most_buffered = 1 << 20;
@@ -114,11 +114,14 @@ static void set_up(tddp_store_server *server, char *secret)
 
 static void clear(tddp_store_server *server)
 {
-    demand(server->waits.count == 0 && server->barriers.count == 0 && server->watches.count == 0);
-    demand(server->legacy_hosts.count == 0 && server->client_count == 0 && !server->late);
+    demand(server->waits.count == 0 && server->barriers.count == 0);
+    demand(LIST_EMPTY(&server->watching) && TAILQ_EMPTY(&server->late));
+    demand(server->old_clients == 0 && server->client_count == 0);
     demand(server->pending_count == 0 && server->in_bytes == 0 && server->out_bytes == 0);
     tddp_server_clear(server);
-    server->unsent = NULL;
+    STAILQ_INIT(&server->unsent);
+    server->changed = false;
+    server->expire_ns = 0;
 }
 
 /* Two clients that send the same; each request is the next one's. */
@@ -137,10 +140,10 @@ static void take_turns(const char *data, size_t size)
     serve(&server, clients, data, size);
     for (int i = 0; i < 2; i++) {
         tddp_server_wait_cancel(&clients[i]);
-        tddp_server_watch_cancel(&clients[i]);
-        clients[i].watching_bytes = 0;
+        tddp_server_watch_end(&clients[i]);
+        tddp_server_delete_owned(&server, &clients[i]);
         tddp_server_count_buffers(&server, &clients[i]);
-        demand(clients[i].missing == 0 && clients[i].watching == 0);
+        demand(clients[i].missing == 0);
     }
     clear(&server);
 }
@@ -169,7 +172,7 @@ static outcome feed(const char *data, size_t size, char *secret, bool in_pieces)
     client->fd = -1;
     client->slot = &slot;
     (void)tddp_net_parse("127.0.0.1", 1, &client->address);
-    server.clients = client;
+    LIST_INSERT_HEAD(&server.clients, client, of_all);
     server.client_count = 1;
     server.pending_count = 1;
     tddp_server_late(&server, client);

@@ -1,12 +1,11 @@
 /*
  * Waits for a server's clients to leave, before the process that hosts it ends. The waiting thread
  * adds a waiter to the server's list; the server's thread checks it after each batch of events and
- * signals its eventfd. Invariant: a waiter is in the list only while its thread waits, and is
+ * triggers its event. Invariant: a waiter is in the list only while its thread waits, and is
  * accessed with the mutex held.
  */
 #include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
+#include <stdio.h>
 
 #include "store/server/server.h"
 
@@ -18,8 +17,7 @@ struct tddp_server_departure {
     const atomic_int *own;
     uint64_t others; /* connections of other processes, when last checked */
     bool checked;
-    int fd;
-    bool over;
+    tddp_cancel *over; /* a cancel token, used as an event that can be polled */
 };
 
 static void check(const tddp_store_server *server, tddp_server_departure *waiter)
@@ -32,11 +30,8 @@ static void check(const tddp_store_server *server, tddp_server_departure *waiter
     waiter->checked = true;
     waiter->others = server->client_count > own ? server->client_count - own : 0;
     bool announced = waiter->count > 0 && waiter->present == waiter->count;
-    if (!waiter->over && (announced || waiter->others == 0)) {
-        uint64_t one = 1;
-        waiter->over = true;
-        ssize_t ignored = write(waiter->fd, &one, sizeof one); /* cannot fail: the counter is 0 */
-        (void)ignored;
+    if (announced || waiter->others == 0) {
+        tddp_cancel_trigger(waiter->over);
     }
 }
 
@@ -52,7 +47,9 @@ void tddp_server_check_departures(tddp_store_server *server)
     pthread_mutex_unlock(&server->departures_mutex);
 }
 
-static void add(tddp_store_server *server, tddp_server_departure *waiter)
+/* Waits while the waiter is in the list. */
+static tddp_status await(tddp_store_server *server, tddp_server_departure *waiter,
+                         const tddp_store_call *call)
 {
     pthread_mutex_lock(&server->departures_mutex);
     waiter->next = server->departures;
@@ -60,10 +57,8 @@ static void add(tddp_store_server *server, tddp_server_departure *waiter)
     atomic_store(&server->departures_awaited, true);
     pthread_mutex_unlock(&server->departures_mutex);
     tddp_server_poke(server);
-}
-
-static void remove_waiter(tddp_store_server *server, tddp_server_departure *waiter)
-{
+    tddp_status status = tddp_net_poll(tddp_cancel_fd(waiter->over), POLLIN, call->deadline_ns,
+                                       tddp_store_call_cancel_fd(call));
     pthread_mutex_lock(&server->departures_mutex);
     tddp_server_departure **link = &server->departures;
     while (*link != waiter) {
@@ -72,6 +67,7 @@ static void remove_waiter(tddp_store_server *server, tddp_server_departure *wait
     *link = waiter->next;
     atomic_store(&server->departures_awaited, server->departures != NULL);
     pthread_mutex_unlock(&server->departures_mutex);
+    return status;
 }
 
 tddp_status tddp_server_await_clients(tddp_store_server *server, const atomic_int *own,
@@ -79,29 +75,23 @@ tddp_status tddp_server_await_clients(tddp_store_server *server, const atomic_in
                                       const tddp_store_call *call)
 {
     tddp_server_departure waiter = {.keys = keys, .count = count, .own = own};
-    waiter.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (waiter.fd < 0) {
-        return tddp_fail_errno("eventfd");
+    char left[96] = "its server was too busy to count them";
+    tddp_status status = tddp_cancel_create(&waiter.over);
+    if (status) {
+        return status;
     }
-    add(server, &waiter);
-    tddp_status status =
-        tddp_net_poll(waiter.fd, POLLIN, call->deadline_ns, tddp_store_call_cancel_fd(call));
-    remove_waiter(server, &waiter);
-    tddp_close(waiter.fd);
-    if (status == TDDP_TIMEOUT && !waiter.checked) {
-        return tddp_fail(status,
-                         "timed out after %lld ms waiting for the store's clients to leave: its "
-                         "server was too busy to count them",
-                         (long long)call->timeout_ms);
-    }
-    if (status == TDDP_TIMEOUT) {
-        return tddp_fail(status,
-                         "timed out after %lld ms waiting for the store's clients to leave: %llu "
-                         "connections are left",
-                         (long long)call->timeout_ms, (unsigned long long)waiter.others);
-    }
+    status = await(server, &waiter, call);
+    tddp_cancel_free(waiter.over);
     if (status == TDDP_CANCELED) {
         return tddp_fail(status, "interrupted while waiting for the store's clients to leave");
     }
-    return status;
+    if (waiter.checked) {
+        (void)snprintf(left, sizeof left, "%llu connections are left",
+                       (unsigned long long)waiter.others);
+    }
+    return status != TDDP_TIMEOUT
+               ? status
+               : tddp_fail(status,
+                           "timed out after %lld ms waiting for the store's clients to leave: %s",
+                           (long long)call->timeout_ms, left);
 }

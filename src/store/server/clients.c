@@ -89,11 +89,7 @@ void tddp_server_client_add(tddp_store_server *server, int fd, const tddp_net_ad
     client->slot = slot;
     client->address = *from;
     client->events = EPOLLIN;
-    client->next = server->clients;
-    if (client->next) {
-        client->next->previous = client;
-    }
-    server->clients = client;
+    LIST_INSERT_HEAD(&server->clients, client, of_all);
     server->client_count++;
     server->pending_count++;
     tddp_server_late(server, client);
@@ -114,7 +110,8 @@ void tddp_server_client_drop(tddp_store_server *server, tddp_server_client *clie
     }
     client->dropped = true;
     tddp_server_wait_cancel(client);
-    tddp_server_watch_cancel(client);
+    tddp_server_watch_end(client);
+    tddp_server_delete_owned(server, client);
     tddp_server_forget(server, client);
     server->client_count--;
     /* A forked child may hold a copy, and then closing alone would not end the watch. */
@@ -130,14 +127,7 @@ void tddp_server_clients_reap(tddp_store_server *server)
     while (server->dropped) {
         tddp_server_client *client = server->dropped;
         server->dropped = client->next_dropped;
-        if (client->previous) {
-            client->previous->next = client->next;
-        } else {
-            server->clients = client->next;
-        }
-        if (client->next) {
-            client->next->previous = client->previous;
-        }
+        LIST_REMOVE(client, of_all);
         tddp_bytes_free(&client->in);
         tddp_bytes_free(&client->out);
         free(client);
@@ -146,8 +136,8 @@ void tddp_server_clients_reap(tddp_store_server *server)
 
 void tddp_server_clients_drop(tddp_store_server *server)
 {
-    while (server->clients) {
-        tddp_server_client_drop(server, server->clients, NULL);
+    while (!LIST_EMPTY(&server->clients)) {
+        tddp_server_client_drop(server, LIST_FIRST(&server->clients), NULL);
         tddp_server_clients_reap(server);
     }
 }
@@ -167,9 +157,7 @@ void tddp_server_client_unsent(tddp_store_server *server, tddp_server_client *cl
 {
     if (!client->unsent) {
         client->unsent = true;
-        client->next_unsent = NULL;
-        *server->unsent_end = client;
-        server->unsent_end = &client->next_unsent;
+        STAILQ_INSERT_TAIL(&server->unsent, client, of_unsent);
     }
 }
 
@@ -182,7 +170,7 @@ static tddp_status carry_out(tddp_store_server *server, tddp_server_client *clie
     }
     tddp_status status = tddp_server_execute(server, client, request);
     if (status == TDDP_OK && !client->admitted && !client->dropped) {
-        status = tddp_server_admit(server, client, request->kind);
+        tddp_server_admit(server, client, request->kind);
     }
     return status;
 }
@@ -269,6 +257,7 @@ void tddp_server_client_take(tddp_store_server *server, tddp_server_client *clie
                              const char *data, size_t size)
 {
     client->received = true;
+    tddp_server_note_received(client);
     client->moved += client->out.size ? 0 : size;
     bool completed = take_bytes(server, client, data, size);
     tddp_server_note_progress(server, client, completed);
@@ -313,12 +302,9 @@ static void flush(tddp_store_server *server, tddp_server_client *client)
 
 void tddp_server_flush_unsent(tddp_store_server *server)
 {
-    while (server->unsent) {
-        tddp_server_client *client = server->unsent;
-        server->unsent = client->next_unsent;
-        if (!server->unsent) {
-            server->unsent_end = &server->unsent;
-        }
+    while (!STAILQ_EMPTY(&server->unsent)) {
+        tddp_server_client *client = STAILQ_FIRST(&server->unsent);
+        STAILQ_REMOVE_HEAD(&server->unsent, of_unsent);
         client->unsent = false;
         if (!client->dropped) {
             flush(server, client);

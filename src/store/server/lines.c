@@ -40,10 +40,10 @@ void tddp_server_say(tddp_store_server *server, const char *what, const tddp_net
                    tddp_net_text(address, text), why);
 }
 
-int tddp_server_lines_due(const tddp_store_server *server)
+int64_t tddp_server_lines_due(const tddp_store_server *server)
 {
     const tddp_server_lines *lines = &server->lines;
-    return lines->left_out ? tddp_deadline_poll_ms(lines->since_ns + each_ns) : -1;
+    return lines->left_out ? lines->since_ns + each_ns : 0;
 }
 
 void tddp_server_say_rest(tddp_store_server *server, bool end)

@@ -6,14 +6,12 @@
  */
 #include <errno.h>
 #include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include "store/tcp/tcp.h"
 
 /* On the stack of the thread that waits. */
 struct tddp_tcp_waiter {
-    int granted_fd; /* an eventfd */
+    tddp_cancel *event; /* a cancel token, used as an event that can be polled */
     bool granted;
     struct tddp_tcp_waiter *next;
 };
@@ -39,9 +37,9 @@ void tddp_tcp_lock_destroy(tddp_tcp_lock *lock)
 /* With the mutex held. */
 static tddp_status enqueue(tddp_tcp_lock *lock, struct tddp_tcp_waiter *self)
 {
-    self->granted_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (self->granted_fd < 0) {
-        return tddp_fail_errno("eventfd");
+    tddp_status status = tddp_cancel_create(&self->event);
+    if (status) {
+        return status;
     }
     struct tddp_tcp_waiter **end = &lock->waiters;
     while (*end) {
@@ -67,7 +65,7 @@ static tddp_status await_grant(tddp_tcp_lock *lock, struct tddp_tcp_waiter *self
     bool granted;
     tddp_status status;
     do {
-        status = tddp_net_poll(self->granted_fd, POLLIN, call->deadline_ns,
+        status = tddp_net_poll(tddp_cancel_fd(self->event), POLLIN, call->deadline_ns,
                                tddp_store_call_cancel_fd(call));
         pthread_mutex_lock(&lock->mutex);
         granted = self->granted;
@@ -76,13 +74,13 @@ static tddp_status await_grant(tddp_tcp_lock *lock, struct tddp_tcp_waiter *self
         }
         pthread_mutex_unlock(&lock->mutex);
     } while (!granted && status == TDDP_OK);
-    tddp_close(self->granted_fd);
+    tddp_cancel_free(self->event);
     return granted ? TDDP_OK : status;
 }
 
 tddp_status tddp_tcp_lock_acquire(tddp_tcp_lock *lock, const tddp_store_call *call)
 {
-    struct tddp_tcp_waiter self = {.granted_fd = -1};
+    struct tddp_tcp_waiter self = {.granted = false};
     pthread_mutex_lock(&lock->mutex);
     bool is_free = !lock->held;
     lock->held = true;
@@ -97,12 +95,9 @@ void tddp_tcp_lock_release(tddp_tcp_lock *lock)
     struct tddp_tcp_waiter *first = lock->waiters;
     lock->held = first != NULL;
     if (first) {
-        uint64_t one = 1;
         lock->waiters = first->next;
         first->granted = true;
-        /* Cannot fail: the counter is 0. With the mutex held, since the waiter closes it then. */
-        ssize_t ignored = write(first->granted_fd, &one, sizeof one);
-        (void)ignored;
+        tddp_cancel_trigger(first->event); /* with the mutex, since the waiter frees it then */
     }
     pthread_mutex_unlock(&lock->mutex);
 }

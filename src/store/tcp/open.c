@@ -17,7 +17,7 @@ static const tddp_slice workers_key = {"init/", 5};
 static tddp_status count_in(tddp_tcp_store *tcp, int64_t delta, const tddp_store_call *call,
                             int64_t *count)
 {
-    return tddp_tcp_add(tcp, workers_key, false, delta, call, count);
+    return tddp_tcp_ops.add(&tcp->base, workers_key, delta, call, count);
 }
 
 /* Increments the count of workers; the process with the server waits until all have. */

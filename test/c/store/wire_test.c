@@ -36,6 +36,8 @@ static const example examples[] = {
      false},
     {TDDP_WIRE_AUTH_PROVE, "f1 00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
      false},
+    {TDDP_WIRE_SET_EPHEMERAL, "f2 [2]2f6b [1]76 [500] 01", false},
+    {TDDP_WIRE_WATCH, "f3 [1]2f 00", false},
     {TDDP_WIRE_SET, "00 [2]2f6b [1]76", true},
     {TDDP_WIRE_COMPARE_SET, "01 [2]2f63 [3]626164 [1]7a", true},
     {TDDP_WIRE_GET, "02 [2]2f6b", true},
@@ -43,7 +45,6 @@ static const example examples[] = {
     {TDDP_WIRE_CHECK, "04 [2] [2]2f6b [5]2f6e6f7065", true},
     {TDDP_WIRE_WAIT, "05 [1] [2]2f6b", true},
     {TDDP_WIRE_NUM_KEYS, "06", true},
-    {TDDP_WIRE_WATCH_KEY, "07 [2]2f78", true},
     {TDDP_WIRE_DELETE_KEY, "08 [3]2f6b32", true},
 };
 enum { EXAMPLES = sizeof examples / sizeof *examples };
@@ -125,6 +126,14 @@ TEST(fields_are_where_they_belong)
     size = from_hex("0d ffffffff", bytes);
     CHECK_INT(tddp_wire_read(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
     CHECK_INT(parse.request.number, UINT32_MAX);
+    size = from_hex("f2 [2]2f6b [1]76 [500] 01", bytes);
+    CHECK_INT(tddp_wire_read(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
+    CHECK(parse.request.key.size == 2 && parse.request.values[0].size == 1);
+    CHECK_INT(parse.request.number, 500);
+    CHECK(parse.request.flag);
+    size = from_hex("f3 [1]2f 00", bytes);
+    CHECK_INT(tddp_wire_read(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
+    CHECK(parse.request.key.size == 1 && !parse.request.flag);
     size = from_hex("0b [2] [3]2f6d31 [1]31 [3]2f6d32 [2]3232", bytes);
     CHECK_INT(tddp_wire_read(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
     CHECK_INT(parse.request.count, 2);
@@ -158,6 +167,9 @@ TEST(gigantic_lengths_are_refused_at_once)
     check_malformed(&limits, "02 [1]6b [1]76 [8388609]", "value of bytes");
     check_malformed(&limits, "13", "unknown opcode 0x13");
     check_malformed(&limits, "ff", "unknown opcode 0xff");
+    check_malformed(&limits, "f4", "unknown opcode 0xf4");
+    check_malformed(&limits, "f3 [8193]", "key of bytes 8193, at most 8192");
+    check_malformed(&limits, "f2 [1]6b [8388609]", "value of bytes");
     check_malformed(&limits, "47455420", "unknown opcode 0x47");
 }
 
