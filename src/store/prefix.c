@@ -59,13 +59,6 @@ tddp_status tddp_store_view(tddp_slice prefix, tddp_store *base, tddp_store **ou
     return TDDP_OK;
 }
 
-void tddp_store_view_free(tddp_store *view)
-{
-    tddp_store_release(view->under);
-    free((char *)(uintptr_t)view->prefix.data);
-    free(view);
-}
-
 tddp_status tddp_prefix_store_create(const char *prefix, tddp_store *store, tddp_store **out)
 {
     if (!prefix || !store || !out) {

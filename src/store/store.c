@@ -101,11 +101,13 @@ tddp_store *tddp_store_retain(tddp_store *store)
 void tddp_store_release(tddp_store *store)
 {
     if (store && atomic_fetch_sub(&store->references, 1) == 1) {
-        if (store->under) {
-            tddp_store_view_free(store);
-        } else {
+        if (!store->under) {
             store->ops->destroy(store);
+            return;
         }
+        tddp_store_release(store->under);
+        free((char *)(uintptr_t)store->prefix.data);
+        free(store);
     }
 }
 
@@ -318,7 +320,6 @@ tddp_status tddp_store_set_ephemeral(tddp_store *store, tddp_slice key, tddp_sli
                                      int64_t limit_ms, int if_absent, const tddp_wait *wait,
                                      int *set, tddp_blob *now)
 {
-    bool stored = false;
     tddp_blob got = {0};
     BEGIN(set, &key, 1, &value, 1);
     if (limit_ms < 0) {
@@ -328,15 +329,12 @@ tddp_status tddp_store_set_ephemeral(tddp_store *store, tddp_slice key, tddp_sli
         status = fail_unsupported(&op, "ephemeral keys");
     } else {
         status = op.ops->set_ephemeral(op.base, op.keys[0], value, limit_ms, if_absent != 0,
-                                       &op.call, &stored, &got);
+                                       &op.call, set, &got);
     }
     if (status || !now) {
         tddp_blob_free(&got);
     } else {
         *now = got;
-    }
-    if (status == TDDP_OK) {
-        *set = stored;
     }
     return end(&op, status);
 }

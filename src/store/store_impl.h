@@ -10,11 +10,12 @@
  *   server/   the server of TCP stores
  *   values.c  the operations on a map of values (map.c); queue.c on queues
  *   wire.c    the wire protocol, auth.c the shared secret, for client and server
- *   key_text.c   keys in error texts
+ *   key_text.c   keys in error texts, waiter.c   threads that wait for each other
  */
 #ifndef TDDP_STORE_IMPL_H
 #define TDDP_STORE_IMPL_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -57,8 +58,7 @@ typedef struct tddp_store_ops {
                              tddp_blob *out);
     tddp_status (*queue_len)(tddp_store *, tddp_slice key, const tddp_store_call *, int64_t *out);
     tddp_status (*set_ephemeral)(tddp_store *, tddp_slice key, tddp_slice value, int64_t limit_ms,
-                                 bool if_absent, const tddp_store_call *, bool *set,
-                                 tddp_blob *now);
+                                 bool if_absent, const tddp_store_call *, int *set, tddp_blob *now);
     tddp_status (*watch)(tddp_store *, tddp_slice prefix, const tddp_store_call *,
                          tddp_store_entries *out);
     bool (*extended)(const tddp_store *); /* NULL: it is */
@@ -110,7 +110,6 @@ static inline tddp_store *tddp_store_base(const tddp_store *store)
 
 /* A view of `base` with the whole prefix. Takes over a reference, on success only. */
 TDDP_NODISCARD tddp_status tddp_store_view(tddp_slice prefix, tddp_store *base, tddp_store **out);
-void tddp_store_view_free(tddp_store *view);
 
 /* Users' keys as they are kept: the slices and, behind them, their bytes in one block that the
  * caller frees with free(). */
@@ -119,6 +118,22 @@ TDDP_NODISCARD tddp_status tddp_store_kept_keys(const tddp_store *store, const t
 
 /* Takes the prefix off a key; false if it is none of the store's. */
 bool tddp_store_strip(const tddp_store *store, tddp_blob *key);
+
+/* --- waiter.c -------------------------------------------------------------------------------- */
+
+/* A thread that waits for another to wake it; on its stack. */
+typedef struct tddp_waiter {
+    struct tddp_waiter *next;
+    tddp_cancel *event; /* a cancel token, used as an event that can be polled */
+} tddp_waiter;
+
+/* With the mutex, which is released meanwhile: waits at the end of the list, which the mutex
+ * guards, until it is woken or the call's time is up. Whoever wakes it may have removed it. */
+TDDP_NODISCARD tddp_status tddp_waiter_wait(tddp_waiter *self, tddp_waiter **list,
+                                            pthread_mutex_t *mutex, const tddp_store_call *call);
+
+/* With the mutex. */
+void tddp_waiter_wake(const tddp_waiter *waiter);
 
 /* --- key_text.c ------------------------------------------------------------------------------ */
 

@@ -96,20 +96,23 @@ static const char *take(cursor *c, uint64_t size)
     return bytes;
 }
 
-static bool take_u64(cursor *c, uint64_t *out)
+/* Of 4 or 8 bytes. */
+static bool take_number(cursor *c, size_t bytes, uint64_t *out)
 {
-    const char *bytes = take(c, 8);
-    if (bytes) {
-        *out = tddp_wire_u64(bytes);
+    char whole[8] = {0};
+    const char *at = take(c, bytes);
+    if (at) {
+        memcpy(whole, at, bytes);
+        *out = tddp_wire_u64(whole);
     }
-    return bytes;
+    return at;
 }
 
 static bool take_string(cursor *c, const char *what, uint64_t most, const char *setting,
                         tddp_slice *out)
 {
     uint64_t size;
-    if (!take_u64(c, &size)) {
+    if (!take_number(c, 8, &size)) {
         return false;
     }
     if (size > most) {
@@ -134,7 +137,7 @@ static bool take_value(cursor *c, tddp_slice *out)
 static bool take_list(cursor *c, bool with_values, tddp_wire_request *request)
 {
     uint64_t count;
-    if (!take_u64(c, &count)) {
+    if (!take_number(c, 8, &count)) {
         return false;
     }
     if (count > c->limits->keys) {
@@ -166,22 +169,6 @@ static bool take_list(cursor *c, bool with_values, tddp_wire_request *request)
     return true;
 }
 
-static bool take_number(cursor *c, size_t bytes, int64_t *out)
-{
-    const char *at = take(c, bytes);
-    if (!at) {
-        return false;
-    }
-    if (bytes == 8) {
-        *out = (int64_t)tddp_wire_u64(at);
-    } else {
-        uint32_t number;
-        memcpy(&number, at, sizeof number);
-        *out = le32toh(number);
-    }
-    return true;
-}
-
 static bool take_flag(cursor *c, bool *out)
 {
     const char *at = take(c, 1);
@@ -197,9 +184,8 @@ static bool take_field(cursor *c, char field, unsigned *values, tddp_wire_reques
     case 'v':
         return take_value(c, &request->values[(*values)++]);
     case 'i':
-        return take_number(c, 8, &request->number);
     case 'n':
-        return take_number(c, 4, &request->number);
+        return take_number(c, field == 'i' ? 8 : 4, (uint64_t *)&request->number);
     case 'f':
         return take_flag(c, &request->flag);
     case 'a':
@@ -250,40 +236,25 @@ tddp_wire_result tddp_wire_read_on(const tddp_wire_dialect *dialect, const tddp_
     return TDDP_WIRE_COMPLETE;
 }
 
-tddp_wire_result tddp_wire_read(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
-                                const char *data, size_t size, tddp_wire_parse *out)
-{
-    tddp_wire_progress none = {0};
-    return tddp_wire_read_on(dialect, limits, data, size, &none, out);
-}
-
-static tddp_wire_result choose_1_13(unsigned char first, const tddp_wire_dialect **dialect,
-                                    tddp_wire_parse *out)
-{
-    if (first >= sizeof kinds_1_13) {
-        snprintf(out->fault, sizeof out->fault,
-                 "it uses the store protocol of neither PyTorch 2.x nor 1.13");
-        return TDDP_WIRE_MALFORMED;
-    }
-    *dialect = &tddp_wire_1_13;
-    return TDDP_WIRE_COMPLETE;
-}
-
 tddp_wire_result tddp_wire_choose(const char *data, size_t size, const tddp_wire_dialect **dialect,
                                   tddp_wire_parse *out)
 {
     static const unsigned char hello_2x[] = {TDDP_WIRE_VALIDATE, 0xce, 0xf7, 0x85, 0x3c};
-    for (size_t i = 0; i < sizeof hello_2x; i++) {
-        if (i == size) {
-            out->needed = sizeof hello_2x;
-            return TDDP_WIRE_MORE;
-        }
-        if ((unsigned char)data[i] != hello_2x[i]) {
-            /* A SET of 1.13 begins with the same byte; its length then distinguishes the two. */
-            return choose_1_13((unsigned char)data[0], dialect, out);
-        }
+    size_t same = 0;
+    while (same < sizeof hello_2x && same < size && (unsigned char)data[same] == hello_2x[same]) {
+        same++;
     }
-    *dialect = &tddp_wire_2x;
+    if (same == size && size < sizeof hello_2x) {
+        out->needed = sizeof hello_2x;
+        return TDDP_WIRE_MORE;
+    }
+    /* A SET of 1.13 begins with the same byte; its length then distinguishes the two. */
+    if (same < sizeof hello_2x && (unsigned char)*data >= sizeof kinds_1_13) {
+        snprintf(out->fault, sizeof out->fault,
+                 "it uses the store protocol of neither PyTorch 2.x nor 1.13");
+        return TDDP_WIRE_MALFORMED;
+    }
+    *dialect = same < sizeof hello_2x ? &tddp_wire_1_13 : &tddp_wire_2x;
     return TDDP_WIRE_COMPLETE;
 }
 

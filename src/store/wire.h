@@ -111,17 +111,14 @@ typedef struct tddp_wire_parse {
 tddp_wire_result tddp_wire_choose(const char *data, size_t size, const tddp_wire_dialect **dialect,
                                   tddp_wire_parse *out);
 
-tddp_wire_result tddp_wire_read(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
-                                const char *data, size_t size, tddp_wire_parse *out);
-
 /* How far a request was read whose end is missing. All zero at its start. */
 typedef struct tddp_wire_progress {
     size_t at;     /* bytes, into its list; 0: nothing is known */
     uint64_t done; /* elements of the list */
 } tddp_wire_progress;
 
-/* The same, for a request that arrives in pieces: does not parse again what was parsed before.
- * `data` is the request from its start each time. */
+/* Reads a request, which may arrive in pieces: does not parse again what was parsed before. `data`
+ * is the request from its start each time. */
 tddp_wire_result tddp_wire_read_on(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
                                    const char *data, size_t size, tddp_wire_progress *progress,
                                    tddp_wire_parse *out);

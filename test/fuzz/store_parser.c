@@ -24,6 +24,13 @@ static void demand(bool promise)
     }
 }
 
+static tddp_wire_result read_whole(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
+                                   const char *data, size_t size, tddp_wire_parse *out)
+{
+    tddp_wire_progress none = {0};
+    return tddp_wire_read_on(dialect, limits, data, size, &none, out);
+}
+
 static void check_list(const tddp_wire_request *request)
 {
     tddp_slice list = request->list;
@@ -41,7 +48,7 @@ static void check_piece(const tddp_wire_dialect *dialect, const tddp_wire_limits
 {
     size_t cut = whole * 2 / 3;
     tddp_wire_parse parse;
-    demand(tddp_wire_read(dialect, limits, data, cut, &parse) == TDDP_WIRE_MORE);
+    demand(read_whole(dialect, limits, data, cut, &parse) == TDDP_WIRE_MORE);
     demand(parse.needed > cut && parse.needed <= whole);
 }
 
@@ -63,7 +70,7 @@ static void serve(tddp_store_server *server, tddp_server_client clients[2], cons
     for (int turn = 0; done < size; turn++) {
         tddp_wire_parse parse;
         tddp_wire_result result =
-            tddp_wire_read(clients[0].dialect, &server->limits, data + done, size - done, &parse);
+            read_whole(clients[0].dialect, &server->limits, data + done, size - done, &parse);
         if (result == TDDP_WIRE_MORE) {
             demand(parse.needed > size - done);
             return;

@@ -5,7 +5,6 @@
  * poll every ten milliseconds, without mutex or lock; those in memory look again after each change.
  * `refcount/` and `cleanup/` count the file's users.
  */
-#include <poll.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -18,40 +17,14 @@ enum { LOOK_AGAIN_MS = 10, LOCK_AGAIN_MS = 1, LEAVE_MS = 5000 };
 static const tddp_slice users_key = {"refcount/", 9};
 static const tddp_slice finished_key = {"cleanup/", 8};
 
-/* A call that waits for a change, in the list exactly while it does. */
-typedef struct tddp_local_waiter {
-    struct tddp_local_waiter *next;
-    tddp_cancel *event; /* a cancel token, used as an event that can be polled */
-} waiter;
-
-/* With the mutex, which is released meanwhile. */
-static tddp_status await_change(tddp_local_store *local, const tddp_store_call *call)
-{
-    waiter self = {.next = local->waiters};
-    tddp_status status = tddp_cancel_create(&self.event);
-    if (status) {
-        return status;
-    }
-    local->waiters = &self;
-    (void)pthread_mutex_unlock(&local->mutex);
-    status = tddp_net_poll(tddp_cancel_fd(self.event), POLLIN, call->deadline_ns,
-                           tddp_store_call_cancel_fd(call));
-    (void)pthread_mutex_lock(&local->mutex);
-    waiter **link = &local->waiters;
-    while (*link != &self) {
-        link = &(*link)->next;
-    }
-    *link = self.next;
-    tddp_cancel_free(self.event);
-    return status == TDDP_TIMEOUT ? TDDP_OK : status; /* a last look */
-}
-
 /* With the mutex, after something was not there or another had the file. */
 static tddp_status await_turn(tddp_local_store *local, const tddp_store_call *call,
                               tddp_status reason)
 {
     if (!local->path) {
-        return await_change(local, call);
+        tddp_waiter self = {.next = NULL};
+        tddp_status status = tddp_waiter_wait(&self, &local->waiters, &local->mutex, call);
+        return status == TDDP_TIMEOUT ? TDDP_OK : status; /* a last look */
     }
     int64_t again =
         tddp_deadline_after_ms(reason == TDDP_NOT_FOUND ? LOOK_AGAIN_MS : LOCK_AGAIN_MS);
@@ -69,8 +42,8 @@ static tddp_status try_once(tddp_local_store *local, tddp_local_task *task)
     if (status == TDDP_OK) {
         status = tddp_local_end(&local->log, &access, task->body(task, &local->log, &access));
     }
-    for (waiter *each = local->waiters; each && task->write; each = each->next) {
-        tddp_cancel_trigger(each->event);
+    for (tddp_waiter *each = local->waiters; each && task->write; each = each->next) {
+        tddp_waiter_wake(each);
     }
     return status;
 }
@@ -188,10 +161,10 @@ tddp_status tddp_file_store_open(const char *path, int world_size, int64_t timeo
     }
     if (status) {
         free_local(file);
-        return status;
+    } else {
+        *out = &file->base;
     }
-    *out = &file->base;
-    return TDDP_OK;
+    return status;
 }
 
 tddp_status tddp_hash_store_create(int64_t timeout_ms, tddp_store **out)
@@ -200,9 +173,8 @@ tddp_status tddp_hash_store_create(int64_t timeout_ms, tddp_store **out)
         return tddp_fail(TDDP_INVALID_ARGUMENT, "the result is NULL");
     }
     tddp_local_store *hash = make(&tddp_hash_ops, "hash store", timeout_ms);
-    if (!hash) {
-        return TDDP_OUT_OF_MEMORY;
+    if (hash) {
+        *out = &hash->base;
     }
-    *out = &hash->base;
-    return TDDP_OK;
+    return hash ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }

@@ -56,7 +56,7 @@ typedef struct tddp_local_store {
     int world_size;
     char *path; /* NULL: in memory */
     tddp_local_log log;
-    struct tddp_local_waiter *waiters; /* of a store in memory */
+    tddp_waiter *waiters; /* for a change of a store in memory */
 } tddp_local_store;
 
 /* For texts. */

@@ -31,7 +31,11 @@ static void forget(tddp_local_log *log)
 static tddp_status apply(tddp_local_log *log, tddp_slice key, tddp_slice value)
 {
     if (key.size > 1 && key.data[0] == '-') {
-        (void)tddp_store_values_delete(&log->values, (tddp_slice){key.data + 1, key.size - 1});
+        tddp_slice removed = {key.data + 1, key.size - 1};
+        tddp_store_entry *entry = tddp_store_map_find(&log->values, removed);
+        if (entry) {
+            tddp_store_map_remove(&log->values, entry);
+        }
         return TDDP_OK;
     }
     return tddp_store_values_set(&log->values, key, value);
@@ -105,8 +109,13 @@ static tddp_status read_records(tddp_local_log *log, int fd, size_t size)
 static tddp_status catch_up(tddp_local_log *log, int fd)
 {
     struct stat now;
+    struct stat named;
     if (fstat(fd, &now)) {
         return fail_file(log, "fstat");
+    }
+    /* The last user may have removed the file between our open and our lock. */
+    if (stat(log->path, &named) || now.st_ino != named.st_ino || now.st_dev != named.st_dev) {
+        return tddp_fail(TDDP_TIMEOUT, "file store %s: the file was replaced", log->path);
     }
     if (now.st_ino != log->inode || now.st_dev != log->device || now.st_size < log->read_to) {
         forget(log); /* another run's file by the same name */
@@ -115,15 +124,6 @@ static tddp_status catch_up(tddp_local_log *log, int fd)
     }
     size_t fresh = (size_t)(now.st_size - log->read_to);
     return fresh ? read_records(log, fd, fresh) : TDDP_OK;
-}
-
-/* The last user may have removed the file between our open and our lock. */
-static bool still_there(const tddp_local_log *log, int fd)
-{
-    struct stat opened;
-    struct stat named;
-    return fstat(fd, &opened) == 0 && stat(log->path, &named) == 0 &&
-           opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
 }
 
 tddp_status tddp_local_begin(tddp_local_log *log, bool write, tddp_local_access *access)
@@ -149,8 +149,6 @@ tddp_status tddp_local_begin(tddp_local_log *log, bool write, tddp_local_access 
         status =
             busy ? tddp_fail(TDDP_TIMEOUT, "file store %s: another process has the lock", log->path)
                  : fail_file(log, "flock");
-    } else if (!still_there(log, fd)) {
-        status = tddp_fail(TDDP_TIMEOUT, "file store %s: the file was replaced", log->path);
     } else {
         status = catch_up(log, fd);
     }

@@ -170,6 +170,17 @@ static tddp_status list_all(tddp_local_task *task, tddp_local_log *log, tddp_loc
     return status;
 }
 
+/* Runs a task whose result is a number. */
+static tddp_status ask(tddp_store *store, tddp_local_task *task, const tddp_slice *keys,
+                       size_t count, const tddp_store_call *call, int64_t *out)
+{
+    tddp_status status = tddp_local_run_on_keys(store, task, keys, count, call);
+    if (status == TDDP_OK) {
+        *out = task->number;
+    }
+    return status;
+}
+
 static tddp_status local_set(tddp_store *store, const tddp_slice *keys, const tddp_slice *values,
                              size_t count, const tddp_store_call *call)
 {
@@ -195,11 +206,7 @@ static tddp_status local_add(tddp_store *store, tddp_slice key, int64_t delta,
                              const tddp_store_call *call, int64_t *out)
 {
     tddp_local_task task = {.body = add_one, .write = true, .number = delta};
-    tddp_status status = tddp_local_run_on_keys(store, &task, &key, 1, call);
-    if (status == TDDP_OK) {
-        *out = task.number;
-    }
-    return status;
+    return ask(store, &task, &key, 1, call, out);
 }
 
 static tddp_status local_compare_set(tddp_store *store, tddp_slice key, tddp_slice expected,
@@ -233,11 +240,7 @@ static tddp_status local_delete_key(tddp_store *store, tddp_slice key, const tdd
 static tddp_status local_num_keys(tddp_store *store, const tddp_store_call *call, int64_t *out)
 {
     tddp_local_task task = {.body = count_all};
-    tddp_status status = tddp_local_run(store, &task, call);
-    if (status == TDDP_OK) {
-        *out = task.number;
-    }
-    return status;
+    return ask(store, &task, NULL, 0, call, out);
 }
 
 static tddp_status local_wait(tddp_store *store, const tddp_slice *keys, size_t count,

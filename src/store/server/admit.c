@@ -173,27 +173,22 @@ void tddp_server_note_progress(tddp_store_server *server, tddp_server_client *cl
 
 static void drop_late(tddp_store_server *server, tddp_server_client *client)
 {
-    char why[160];
-    double seconds = (double)server->client_timeout_ms / 1000;
+    char what[112];
+    char why[176];
     if (!client->received) {
-        snprintf(why, sizeof why, "it sent nothing for %g s (TDDP_STORE_CLIENT_TIMEOUT_MS)",
-                 seconds);
+        snprintf(what, sizeof what, "it sent nothing for");
     } else if (!client->admitted) {
-        snprintf(why, sizeof why,
-                 "its first message is not complete after %g s "
-                 "(TDDP_STORE_CLIENT_TIMEOUT_MS)",
-                 seconds);
+        snprintf(what, sizeof what, "its first message is not complete after");
     } else if (owes_reading(client)) {
-        snprintf(why, sizeof why,
-                 "it read %llu bytes of its answers in %g s, %zu are left "
-                 "(TDDP_STORE_CLIENT_TIMEOUT_MS)",
-                 (unsigned long long)client->moved, seconds, client->out.size - client->out_sent);
+        snprintf(what, sizeof what, "%zu bytes of its answers are left, of which it read %llu in",
+                 client->out.size - client->out_sent, (unsigned long long)client->moved);
     } else {
-        snprintf(why, sizeof why,
-                 "%zu bytes of a message of %zu or more arrived, only %llu more in %g s "
-                 "(TDDP_STORE_CLIENT_TIMEOUT_MS)",
-                 client->in.size, client->in_needed, (unsigned long long)client->moved, seconds);
+        snprintf(what, sizeof what,
+                 "%zu bytes of a message of %zu or more arrived, only %llu more in",
+                 client->in.size, client->in_needed, (unsigned long long)client->moved);
     }
+    snprintf(why, sizeof why, "%s %g s (TDDP_STORE_CLIENT_TIMEOUT_MS)", what,
+             (double)server->client_timeout_ms / 1000);
     tddp_server_client_drop(server, client, why);
 }
 
@@ -205,8 +200,7 @@ static bool may_be_silent(const tddp_store_server *server, const tddp_server_cli
 
 static bool moves(const tddp_store_server *server, const tddp_server_client *client)
 {
-    uint64_t least = (uint64_t)server->client_timeout_ms / 1000 * LEAST_BYTES_A_SECOND +
-                     (uint64_t)server->client_timeout_ms % 1000 * LEAST_BYTES_A_SECOND / 1000;
+    uint64_t least = (uint64_t)server->client_timeout_ms * LEAST_BYTES_A_SECOND / 1000;
     return client->admitted && client->moved > 0 && client->moved >= least;
 }
 

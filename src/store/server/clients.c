@@ -49,12 +49,6 @@ static void watch(tddp_store_server *server, tddp_server_client *client)
     }
 }
 
-static void refuse(tddp_store_server *server, int fd, const tddp_net_address *from, const char *why)
-{
-    tddp_server_say(server, "cannot serve", from, why);
-    tddp_net_close(fd);
-}
-
 /* Makes room for a new connection by dropping one that has not completed a message. */
 static void make_room(tddp_store_server *server)
 {
@@ -66,23 +60,24 @@ static void make_room(tddp_store_server *server)
 
 void tddp_server_client_add(tddp_store_server *server, int fd, const tddp_net_address *from)
 {
+    char why[96];
     make_room(server);
-    if (server->client_count >= server->most_clients) {
-        char why[96];
-        snprintf(why, sizeof why, "there are %llu already (TDDP_STORE_MAX_CLIENTS)",
-                 (unsigned long long)server->client_count);
-        refuse(server, fd, from, why);
-        return;
-    }
-    tddp_server_client *client = tddp_alloc(sizeof *client);
+    snprintf(why, sizeof why, "there are %llu already (TDDP_STORE_MAX_CLIENTS)",
+             (unsigned long long)server->client_count);
+    bool full = server->client_count >= server->most_clients;
+    tddp_server_client *client = full ? NULL : tddp_alloc(sizeof *client);
     atomic_int *slot = client ? take_slot(server, fd) : NULL;
     struct epoll_event event = {.events = EPOLLIN, .data = {.ptr = client}};
     if (!slot || epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, fd, &event)) {
-        refuse(server, fd, from, slot ? strerror(errno) : tddp_error_message());
+        tddp_server_say(server, "cannot serve", from,
+                        full   ? why
+                        : slot ? strerror(errno)
+                               : tddp_error_message());
         if (slot) {
             atomic_store(slot, 0);
         }
         free(client);
+        tddp_net_close(fd);
         return;
     }
     client->fd = fd;

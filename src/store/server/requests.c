@@ -4,7 +4,6 @@
  * clients are woken by it. wire.c parses requests, clients.c sends answers.
  */
 #include <stdint.h>
-#include <string.h>
 
 #include "store/queue.h"
 #include "store/server/server.h"
@@ -77,12 +76,6 @@ void tddp_server_delete(tddp_store_server *server, tddp_store_entry *entry)
     tddp_store_map_remove(&server->values, entry);
 }
 
-static bool equals(const tddp_store_entry *entry, tddp_slice value)
-{
-    return entry && entry->value.size == value.size &&
-           (value.size == 0 || memcmp(entry->value.data, value.data, value.size) == 0);
-}
-
 static tddp_store_entry *find(const context *c, tddp_slice key)
 {
     return tddp_store_map_find(&c->server->values, key);
@@ -91,7 +84,8 @@ static tddp_store_entry *find(const context *c, tddp_slice key)
 static tddp_status set_value(const context *c, tddp_slice key, tddp_slice value)
 {
     tddp_store_entry *entry = find(c, key);
-    if (equals(entry, value)) { /* no change to anybody */
+    if (entry &&
+        tddp_slices_equal(tddp_store_entry_value(entry), value)) { /* no change to anybody */
         tddp_server_disown(c->server, entry);
         return TDDP_OK;
     }
@@ -154,15 +148,11 @@ tddp_status tddp_server_put_part(const tddp_store_server *server, tddp_server_cl
     return tddp_wire_put_string(&client->out, part);
 }
 
-static tddp_status put_part(const context *c, tddp_slice part)
-{
-    return tddp_server_put_part(c->server, c->client, part);
-}
-
 static tddp_status put_value(const context *c, tddp_slice key)
 {
     const tddp_store_entry *entry = find(c, key);
-    return put_part(c, entry ? tddp_store_entry_value(entry) : (tddp_slice){"", 0});
+    return tddp_server_put_part(c->server, c->client,
+                                entry ? tddp_store_entry_value(entry) : (tddp_slice){"", 0});
 }
 
 static tddp_status run_get(const context *c)
@@ -299,7 +289,7 @@ static tddp_status run_list_keys(const context *c)
     tddp_status status = tddp_wire_put_u64(out(c), values->count);
     const tddp_store_entry *entry = tddp_store_map_next(values, NULL);
     while (entry && status == TDDP_OK) {
-        status = put_part(c, tddp_store_entry_key(entry));
+        status = tddp_server_put_part(c->server, c->client, tddp_store_entry_key(entry));
         entry = tddp_store_map_next(values, entry);
     }
     return status;
@@ -332,7 +322,9 @@ static tddp_status run_set_ephemeral(const context *c)
     const tddp_server_ephemeral *owner = present ? present->data : NULL;
     bool lost = r->flag && present && !(owner && owner->client == c->client);
     tddp_status status = tddp_wire_put_byte(out(c), lost ? TDDP_WIRE_LOST : TDDP_WIRE_WON);
-    status = status ? status : put_part(c, lost ? tddp_store_entry_value(present) : r->values[0]);
+    status = status ? status
+                    : tddp_server_put_part(c->server, c->client,
+                                           lost ? tddp_store_entry_value(present) : r->values[0]);
     if (status || lost) {
         return status;
     }

@@ -259,10 +259,10 @@ static tddp_status start(const tddp_store_server_opts *opts, tddp_store_server *
         status ? status : tddp_thread_start(&server->thread, "tddp-store", server_body, server);
     if (status) {
         close_and_free(server);
-        return status;
+    } else {
+        *out = server;
     }
-    *out = server;
-    return TDDP_OK;
+    return status;
 }
 
 void tddp_store_server_opts_init(tddp_store_server_opts *opts, size_t size)

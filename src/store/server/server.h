@@ -32,7 +32,6 @@
 #include <tddp/store.h>
 
 typedef struct tddp_server_client tddp_server_client;
-typedef struct tddp_server_departure tddp_server_departure;
 
 /* One key that a client waits for: in the key's list and in its client's. */
 typedef struct tddp_server_wait {
@@ -116,9 +115,9 @@ struct tddp_store_server {
     int epoll_fd;
     int wake_fd;
     atomic_bool stopping;
-    pthread_mutex_t departures_mutex;  /* guards the list and what is in it */
-    tddp_server_departure *departures; /* threads that wait for the clients to leave */
-    atomic_bool departures_awaited;    /* the list is not empty */
+    pthread_mutex_t departures_mutex; /* guards the list and what is in it */
+    tddp_waiter *departures;          /* threads that wait for the clients to leave */
+    atomic_bool departures_awaited;   /* the list is not empty */
     tddp_wire_limits limits;
     uint64_t most_bytes;
     uint64_t most_clients;

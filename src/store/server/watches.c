@@ -56,28 +56,27 @@ static tddp_status put_entries(const tddp_store_server *server, tddp_server_clie
     return TDDP_OK;
 }
 
-static tddp_status begin(tddp_store_server *server, tddp_server_client *client, tddp_slice prefix)
-{
-    client->prefix.size = 0;
-    tddp_status status = tddp_bytes_append(&client->prefix, prefix.data, prefix.size);
-    if (status == TDDP_OK && !client->watching) {
-        client->watching = true;
-        LIST_INSERT_HEAD(&server->watching, client, of_watching);
-    }
-    return status;
-}
-
 tddp_status tddp_server_watch(tddp_store_server *server, tddp_server_client *client,
                               tddp_slice prefix, bool at_once)
 {
     tddp_server_wait_cancel(client);
     bool same = client->watching && client->prefix.size == prefix.size && concerns(client, prefix);
-    tddp_status status = same ? TDDP_OK : begin(server, client, prefix);
-    if (status == TDDP_OK && (!same || at_once || client->changed)) {
-        return put_entries(server, client);
+    if (same && !at_once && !client->changed) {
+        client->watch_waits = true;
+        return TDDP_OK;
     }
-    client->watch_waits = true;
-    return status;
+    if (!client->watching) {
+        LIST_INSERT_HEAD(&server->watching, client, of_watching);
+        client->watching = true;
+    }
+    if (!same) {
+        client->prefix.size = 0;
+        tddp_status status = tddp_bytes_append(&client->prefix, prefix.data, prefix.size);
+        if (status) {
+            return status;
+        }
+    }
+    return put_entries(server, client);
 }
 
 void tddp_server_watch_end(tddp_server_client *client)

@@ -7,18 +7,6 @@
 #include "store/server/server.h"
 #include "store/tcp/tcp.h"
 
-static tddp_status put_keys(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
-                            const tddp_slice *keys, size_t count)
-{
-    tddp_bytes *request = &exchange->request;
-    tddp_status status = tddp_tcp_put_kind(exchange, kind);
-    status = status ? status : tddp_wire_put_u64(request, count);
-    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
-        status = tddp_wire_put_string(request, keys[i]);
-    }
-    return status;
-}
-
 tddp_status tddp_tcp_send_value(tddp_tcp_exchange *exchange, tddp_wire_kind kind, tddp_slice key,
                                 tddp_slice value)
 {
@@ -68,7 +56,8 @@ static tddp_status tcp_get(tddp_store *store, const tddp_slice *keys, size_t cou
     bool singly = one_by_one(&exchange, count);
     status = tddp_tcp_wait(&exchange, keys, count);
     if (status == TDDP_OK && !singly) {
-        status = tddp_tcp_send(&exchange, put_keys(&exchange, TDDP_WIRE_MULTI_GET, keys, count));
+        status = tddp_tcp_send(&exchange,
+                               tddp_tcp_put_keys(&exchange, TDDP_WIRE_MULTI_GET, keys, count));
     }
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
         if (singly) {
@@ -83,11 +72,9 @@ static tddp_status tcp_add(tddp_store *store, tddp_slice key, int64_t delta,
                            const tddp_store_call *call, int64_t *out)
 {
     TDDP_TCP_BEGIN("add");
-    status = tddp_tcp_put_head(&exchange, TDDP_WIRE_ADD, key);
-    status = status ? status : tddp_wire_put_u64(&exchange.request, (uint64_t)delta);
-    status = tddp_tcp_send(&exchange, status);
     uint64_t sum;
-    status = status ? status : tddp_tcp_receive_u64(&exchange, &sum);
+    status = tddp_tcp_put_number(&exchange, TDDP_WIRE_ADD, key, (uint64_t)delta);
+    status = tddp_tcp_ask(&exchange, status, &sum);
     if (status == TDDP_OK) {
         *out = (int64_t)sum;
     }
@@ -115,9 +102,9 @@ static tddp_status tcp_delete_key(tddp_store *store, tddp_slice key, const tddp_
                                   int *deleted)
 {
     TDDP_TCP_BEGIN("delete_key");
-    status = tddp_tcp_send(&exchange, tddp_tcp_put_head(&exchange, TDDP_WIRE_DELETE_KEY, key));
     uint64_t count;
-    status = status ? status : tddp_tcp_receive_u64(&exchange, &count);
+    status =
+        tddp_tcp_ask(&exchange, tddp_tcp_put_head(&exchange, TDDP_WIRE_DELETE_KEY, key), &count);
     if (status == TDDP_OK) {
         *deleted = count > 0;
     }
@@ -127,9 +114,8 @@ static tddp_status tcp_delete_key(tddp_store *store, tddp_slice key, const tddp_
 static tddp_status tcp_num_keys(tddp_store *store, const tddp_store_call *call, int64_t *out)
 {
     TDDP_TCP_BEGIN("num_keys");
-    status = tddp_tcp_send(&exchange, tddp_tcp_put_kind(&exchange, TDDP_WIRE_NUM_KEYS));
     uint64_t count;
-    status = status ? status : tddp_tcp_receive_u64(&exchange, &count);
+    status = tddp_tcp_ask(&exchange, tddp_tcp_put_kind(&exchange, TDDP_WIRE_NUM_KEYS), &count);
     if (status == TDDP_OK) {
         *out = (int64_t)count;
     }
@@ -147,7 +133,8 @@ tddp_status tddp_tcp_look(tddp_tcp_exchange *exchange, const tddp_slice *keys, s
                           bool *there)
 {
     unsigned char answer;
-    tddp_status status = tddp_tcp_send(exchange, put_keys(exchange, TDDP_WIRE_CHECK, keys, count));
+    tddp_status status =
+        tddp_tcp_send(exchange, tddp_tcp_put_keys(exchange, TDDP_WIRE_CHECK, keys, count));
     status = status ? status : tddp_tcp_receive(exchange, &answer, 1);
     if (status == TDDP_OK && answer > TDDP_WIRE_NOT_READY) {
         status = tddp_fail(TDDP_PROTOCOL, "%s answered check with %u, expected 0 or 1",

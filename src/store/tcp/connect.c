@@ -45,7 +45,7 @@ void tddp_tcp_destroy(tddp_store *store)
     if (tcp->pid == getpid()) {
         tddp_tcp_count(tcp, false);
         tddp_net_close(tcp->fd);
-        tddp_tcp_lock_destroy(&tcp->lock);
+        (void)pthread_mutex_destroy(&tcp->lock.mutex);
     } else {
         tddp_close(tcp->fd); /* the parent still uses the connection */
     }
@@ -78,13 +78,10 @@ static tddp_status say_hello(int fd, int64_t deadline_ns, int cancel_fd)
     unsigned char hello[10] = {[0] = TDDP_WIRE_VALIDATE, [5] = TDDP_WIRE_PING};
     memcpy(hello + 1, &magic, sizeof magic);
     memcpy(hello + 6, &nonce, sizeof nonce);
-    size_t done = validated ? 5 : 0;
-    status = tddp_net_send(fd, hello, sizeof hello, &done, deadline_ns, cancel_fd);
+    size_t sent = validated ? 5 : 0;
     uint32_t answer = 0;
-    done = 0;
-    if (status == TDDP_OK) {
-        status = tddp_net_recv(fd, &answer, sizeof answer, &done, deadline_ns, cancel_fd);
-    }
+    status = tddp_auth_ask(fd, hello + sent, sizeof hello - sent, &answer, sizeof answer,
+                           deadline_ns, cancel_fd);
     if (status == TDDP_TIMEOUT) {
         return tddp_fail(status, "the hello was not answered");
     }
@@ -243,7 +240,7 @@ static tddp_status fill(tddp_tcp_store *tcp, const char *host, const char *reach
     bool bare_v6 = strchr(host, ':') && *host != '[';
     snprintf(tcp->name, sizeof tcp->name, bare_v6 ? "store [%.120s]:%d" : "store %.120s:%d", host,
              port);
-    return tddp_tcp_lock_init(&tcp->lock);
+    return TDDP_OK;
 }
 
 tddp_status tddp_tcp_connect(const char *host, const char *reach_at, int port,
@@ -256,6 +253,7 @@ tddp_status tddp_tcp_connect(const char *host, const char *reach_at, int port,
         return TDDP_OUT_OF_MEMORY;
     }
     tddp_store_init(&tcp->base, &tddp_tcp_ops, "TCP store", timeout_ms);
+    (void)pthread_mutex_init(&tcp->lock.mutex, NULL);
     tcp->pid = getpid();
     tcp->fd = -1;
     if (traits) {

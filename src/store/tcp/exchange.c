@@ -143,6 +143,24 @@ tddp_status tddp_tcp_put_head(tddp_tcp_exchange *exchange, tddp_wire_kind kind, 
     return status ? status : tddp_wire_put_string(&exchange->request, key);
 }
 
+tddp_status tddp_tcp_put_number(tddp_tcp_exchange *exchange, tddp_wire_kind kind, tddp_slice key,
+                                uint64_t number)
+{
+    tddp_status status = tddp_tcp_put_head(exchange, kind, key);
+    return status ? status : tddp_wire_put_u64(&exchange->request, number);
+}
+
+tddp_status tddp_tcp_put_keys(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
+                              const tddp_slice *keys, size_t count)
+{
+    tddp_status status = tddp_tcp_put_kind(exchange, kind);
+    status = status ? status : tddp_wire_put_u64(&exchange->request, count);
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        status = tddp_wire_put_string(&exchange->request, keys[i]);
+    }
+    return status;
+}
+
 /* Sets the text of a failure on the connection; gives the store up, or after a silence only the
  * connection. */
 static tddp_status fail_exchange(tddp_tcp_exchange *exchange, tddp_status status)
@@ -227,6 +245,12 @@ tddp_status tddp_tcp_receive_u64(tddp_tcp_exchange *exchange, uint64_t *out)
         *out = tddp_wire_u64(bytes);
     }
     return status;
+}
+
+tddp_status tddp_tcp_ask(tddp_tcp_exchange *exchange, tddp_status status, uint64_t *out)
+{
+    status = tddp_tcp_send(exchange, status);
+    return status ? status : tddp_tcp_receive_u64(exchange, out);
 }
 
 static tddp_status fail_protocol(tddp_tcp_exchange *exchange, const char *what, uint64_t got)
@@ -342,19 +366,6 @@ tddp_status tddp_tcp_await(tddp_tcp_exchange *exchange)
     return answer == TDDP_WIRE_STOP_WAITING ? TDDP_OK : fail_protocol(exchange, "a byte", answer);
 }
 
-/* WAIT as it is sent. */
-static tddp_status wait_there(tddp_tcp_exchange *exchange, const tddp_slice *keys, size_t count)
-{
-    tddp_bytes *request = &exchange->request;
-    tddp_status status = tddp_tcp_put_kind(exchange, TDDP_WIRE_WAIT);
-    status = status ? status : tddp_wire_put_u64(request, count);
-    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
-        status = tddp_wire_put_string(request, keys[i]);
-    }
-    status = tddp_tcp_send(exchange, status);
-    return status ? status : tddp_tcp_await(exchange);
-}
-
 tddp_status tddp_tcp_wait(tddp_tcp_exchange *exchange, const tddp_slice *keys, size_t count)
 {
     const tddp_store_call *call = exchange->call;
@@ -369,7 +380,10 @@ tddp_status tddp_tcp_wait(tddp_tcp_exchange *exchange, const tddp_slice *keys, s
             status = TDDP_TIMEOUT;
         }
     }
-    status = status || there ? status : wait_there(exchange, keys, count);
+    if (status == TDDP_OK && !there) {
+        status = tddp_tcp_send(exchange, tddp_tcp_put_keys(exchange, TDDP_WIRE_WAIT, keys, count));
+        status = status ? status : tddp_tcp_await(exchange);
+    }
     bool over = status == TDDP_TIMEOUT || status == TDDP_CANCELED;
     return over && !exchange->silent && !exchange->store->broken
                ? tddp_store_fail_wait(status, keys, count, exchange->call, exchange->store->name)

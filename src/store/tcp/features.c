@@ -6,8 +6,8 @@
  * it.
  */
 #include <poll.h>
-#include <string.h>
 
+#include "store/map.h"
 #include "store/tcp/tcp.h"
 
 enum {
@@ -65,8 +65,7 @@ static tddp_status put_probe(tddp_tcp_exchange *exchange, tddp_tcp_feature featu
     switch (feature) {
     case TDDP_TCP_BARRIER:
         *answer = 1 + 8;
-        status = tddp_tcp_put_head(exchange, TDDP_WIRE_BARRIER, trial_key);
-        status = status ? status : tddp_wire_put_u64(&exchange->request, 1);
+        status = tddp_tcp_put_number(exchange, TDDP_WIRE_BARRIER, trial_key, 1);
         return status ? status : tddp_tcp_put_head(exchange, TDDP_WIRE_DELETE_KEY, trial_key);
     case TDDP_TCP_EPHEMERAL:
         *answer = 1 + 8;
@@ -83,13 +82,9 @@ static tddp_status need(tddp_tcp_exchange *exchange, tddp_tcp_feature feature)
     char answer[16];
     size_t size;
     int64_t start = tddp_now_ns();
-    switch (exchange->store->traits.support[feature]) {
-    case TDDP_TCP_HAS:
-        return TDDP_OK;
-    case TDDP_TCP_LACKS:
-        return fail_lacking(exchange);
-    default:
-        break;
+    tddp_tcp_support known = exchange->store->traits.support[feature];
+    if (known != TDDP_TCP_UNKNOWN) {
+        return known == TDDP_TCP_HAS ? TDDP_OK : fail_lacking(exchange);
     }
     tddp_status status = tddp_tcp_send(exchange, put_probe(exchange, feature, &size));
     status = status ? status : tddp_tcp_receive(exchange, answer, size);
@@ -101,8 +96,7 @@ static tddp_status need(tddp_tcp_exchange *exchange, tddp_tcp_feature feature)
 static tddp_status ask_length(tddp_tcp_exchange *exchange, tddp_wire_kind kind, tddp_slice key,
                               uint64_t *out)
 {
-    tddp_status status = tddp_tcp_send(exchange, tddp_tcp_put_head(exchange, kind, key));
-    return status ? status : tddp_tcp_receive_u64(exchange, out);
+    return tddp_tcp_ask(exchange, tddp_tcp_put_head(exchange, kind, key), out);
 }
 
 tddp_status tddp_tcp_queue_push(tddp_store *store, tddp_slice key, tddp_slice value,
@@ -198,20 +192,12 @@ tddp_status tddp_tcp_list_keys(tddp_store *store, const tddp_store_call *call, t
     return tddp_tcp_end(&exchange, learn(&exchange, TDDP_TCP_LIST_KEYS, start, status));
 }
 
-static tddp_status send_number(tddp_tcp_exchange *exchange, tddp_wire_kind kind, tddp_slice key,
-                               uint64_t number)
-{
-    tddp_status status = tddp_tcp_put_head(exchange, kind, key);
-    status = status ? status : tddp_wire_put_u64(&exchange->request, number);
-    return tddp_tcp_send(exchange, status);
-}
-
 /* How many callers have arrived; negative if unknown. The server counts them in the key. */
 static int64_t arrived_at(tddp_tcp_exchange *exchange, tddp_slice key)
 {
     uint64_t sum;
-    tddp_status status = send_number(exchange, TDDP_WIRE_ADD, key, 0);
-    return status || tddp_tcp_receive_u64(exchange, &sum) ? -1 : (int64_t)sum;
+    tddp_status status = tddp_tcp_put_number(exchange, TDDP_WIRE_ADD, key, 0);
+    return tddp_tcp_ask(exchange, status, &sum) ? -1 : (int64_t)sum;
 }
 
 tddp_status tddp_tcp_barrier(tddp_store *store, tddp_slice key, int world_size,
@@ -219,10 +205,12 @@ tddp_status tddp_tcp_barrier(tddp_store *store, tddp_slice key, int world_size,
 {
     TDDP_TCP_BEGIN("barrier");
     status = need(&exchange, TDDP_TCP_BARRIER);
-    status = status ? status : send_number(&exchange, TDDP_WIRE_BARRIER, key, (uint64_t)world_size);
+    status = status ? status
+                    : tddp_tcp_put_number(&exchange, TDDP_WIRE_BARRIER, key, (uint64_t)world_size);
+    status = tddp_tcp_send(&exchange, status);
     status = status ? status : tddp_tcp_await(&exchange);
-    if ((status == TDDP_TIMEOUT || status == TDDP_CANCELED) &&
-        tddp_tcp_is_connected(exchange.store)) {
+    if ((status == TDDP_TIMEOUT || status == TDDP_CANCELED) && exchange.store->fd >= 0 &&
+        !exchange.store->broken) {
         int64_t arrived = status == TDDP_TIMEOUT ? arrived_at(&exchange, key) : -1;
         status =
             tddp_store_fail_barrier(status, key, arrived, world_size, call, exchange.store->name);
@@ -234,7 +222,7 @@ tddp_status tddp_tcp_barrier(tddp_store *store, tddp_slice key, int world_size,
 
 tddp_status tddp_tcp_set_ephemeral(tddp_store *store, tddp_slice key, tddp_slice value,
                                    int64_t limit_ms, bool if_absent, const tddp_store_call *call,
-                                   bool *set, tddp_blob *now)
+                                   int *set, tddp_blob *now)
 {
     TDDP_TCP_BEGIN("set_ephemeral");
     unsigned char answer;
@@ -288,8 +276,8 @@ tddp_status tddp_tcp_watch(tddp_store *store, tddp_slice prefix, const tddp_stor
     if (status) {
         return status;
     }
-    bool goes_on = tcp->watch_sent && tcp->watched.size == prefix.size &&
-                   memcmp(tcp->watched.data, prefix.data, prefix.size) == 0;
+    tddp_slice watched = {tcp->watched.data, tcp->watched.size};
+    bool goes_on = tcp->watch_sent && tddp_slices_equal(watched, prefix);
     status = goes_on ? TDDP_OK : send_watch(&exchange, prefix);
     if (status) {
         return tddp_tcp_end(&exchange, status);

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "store/map.h"
 #include "store/tcp/tcp.h"
 
 int64_t tddp_tcp_stale_ms = 5000;
@@ -32,8 +33,7 @@ static tddp_slice slice_of(const tddp_blob *blob)
 
 static bool holds(const tddp_blob *blob, tddp_slice value)
 {
-    return blob->size == value.size &&
-           (value.size == 0 || memcmp(blob->data, value.data, value.size) == 0);
+    return tddp_slices_equal(slice_of(blob), value);
 }
 
 /* --- which server it is ---------------------------------------------------------------------- */
@@ -44,20 +44,15 @@ tddp_status tddp_tcp_legacy_hello(int fd, int64_t deadline_ns, int cancel_fd)
     char token[TOKEN_BYTES];
     tddp_bytes hello = {0};
     char answer[ANSWER_BYTES];
-    size_t done = 0;
     tddp_status status = make_token(token);
     status = status ? status : tddp_wire_put_byte(&hello, COMPARE_SET_1_13);
     status = status ? status : tddp_wire_put_string(&hello, hello_key);
     status = status ? status : tddp_wire_put_string(&hello, (tddp_slice){token, TOKEN_BYTES});
     status = status ? status : tddp_wire_put_string(&hello, (tddp_slice){token, TOKEN_BYTES});
-    if (status == TDDP_OK) {
-        status = tddp_net_send(fd, hello.data, hello.size, &done, deadline_ns, cancel_fd);
-    }
+    status = status ? status
+                    : tddp_auth_ask(fd, hello.data, hello.size, answer, sizeof answer, deadline_ns,
+                                    cancel_fd);
     tddp_bytes_free(&hello);
-    done = 0;
-    if (status == TDDP_OK) {
-        status = tddp_net_recv(fd, answer, sizeof answer, &done, deadline_ns, cancel_fd);
-    }
     if (status == TDDP_OK &&
         (tddp_wire_u64(answer) != TOKEN_BYTES || memcmp(answer + 8, token, TOKEN_BYTES) != 0)) {
         return tddp_fail(TDDP_PROTOCOL, "the hello was answered with other bytes: what listens "

@@ -81,10 +81,10 @@ static tddp_status start_server(const tddp_tcp_store_opts *opts, tddp_tcp_server
     tddp_status status = tddp_store_server_start(&server_opts, &server->server);
     if (status) {
         free(server);
-        return status;
+    } else {
+        *out = server;
     }
-    *out = server;
-    return TDDP_OK;
+    return status;
 }
 
 static tddp_status open_store(const tddp_tcp_store_opts *opts, const tddp_wait *wait,
@@ -114,10 +114,10 @@ static tddp_status open_store(const tddp_tcp_store_opts *opts, const tddp_wait *
     }
     if (status) {
         tddp_store_release(&tcp->base);
-        return status;
+    } else {
+        *out = &tcp->base;
     }
-    *out = &tcp->base;
-    return TDDP_OK;
+    return status;
 }
 
 void tddp_tcp_store_opts_init(tddp_tcp_store_opts *opts, size_t size)

@@ -57,14 +57,10 @@ typedef struct tddp_tcp_traits {
 
 /* lock.c's. */
 typedef struct tddp_tcp_lock {
-    bool ready;
     pthread_mutex_t mutex; /* guards what follows */
     bool held;
-    struct tddp_tcp_waiter *waiters; /* in order of arrival */
+    tddp_waiter *waiters; /* in order of arrival */
 } tddp_tcp_lock;
-
-TDDP_NODISCARD tddp_status tddp_tcp_lock_init(tddp_tcp_lock *lock);
-void tddp_tcp_lock_destroy(tddp_tcp_lock *lock);
 
 /* TDDP_TIMEOUT and TDDP_CANCELED as the call has it. */
 TDDP_NODISCARD tddp_status tddp_tcp_lock_acquire(tddp_tcp_lock *lock, const tddp_store_call *call);
@@ -144,6 +140,16 @@ TDDP_NODISCARD tddp_status tddp_tcp_put_kind(tddp_tcp_exchange *exchange, tddp_w
 TDDP_NODISCARD tddp_status tddp_tcp_put_head(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
                                              tddp_slice key);
 
+/* The whole of a request with a key and a number, or with a list of keys. */
+TDDP_NODISCARD tddp_status tddp_tcp_put_number(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
+                                               tddp_slice key, uint64_t number);
+TDDP_NODISCARD tddp_status tddp_tcp_put_keys(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
+                                             const tddp_slice *keys, size_t count);
+
+/* Sends `request` and receives the number that answers it. */
+TDDP_NODISCARD tddp_status tddp_tcp_ask(tddp_tcp_exchange *exchange, tddp_status status,
+                                        uint64_t *out);
+
 static inline bool tddp_tcp_is_legacy(const tddp_tcp_store *store)
 {
     return store->traits.dialect == &tddp_wire_1_13;
@@ -157,12 +163,6 @@ TDDP_NODISCARD tddp_status tddp_tcp_await(tddp_tcp_exchange *exchange);
 
 /* Ends a watch that was sent. */
 TDDP_NODISCARD tddp_status tddp_tcp_end_watch(tddp_tcp_exchange *exchange);
-
-/* Whether there is a connection on which answers may come. */
-static inline bool tddp_tcp_is_connected(const tddp_tcp_store *store)
-{
-    return store->fd >= 0 && !store->broken;
-}
 
 /* WAIT for keys, with tddp_tcp_await(). */
 TDDP_NODISCARD tddp_status tddp_tcp_wait(tddp_tcp_exchange *exchange, const tddp_slice *keys,
@@ -221,7 +221,7 @@ tddp_status tddp_tcp_queue_len(tddp_store *, tddp_slice key, const tddp_store_ca
 tddp_status tddp_tcp_list_keys(tddp_store *, const tddp_store_call *, tddp_blob_list *out);
 tddp_status tddp_tcp_barrier(tddp_store *, tddp_slice key, int world_size, const tddp_store_call *);
 tddp_status tddp_tcp_set_ephemeral(tddp_store *, tddp_slice key, tddp_slice value, int64_t limit_ms,
-                                   bool if_absent, const tddp_store_call *, bool *set,
+                                   bool if_absent, const tddp_store_call *, int *set,
                                    tddp_blob *now);
 tddp_status tddp_tcp_watch(tddp_store *, tddp_slice prefix, const tddp_store_call *,
                            tddp_store_entries *out);
