@@ -14,9 +14,9 @@
  *
  * The wire format is that of PyTorch's TCPStore (2.x), the file format that of its FileStore.
  * Server and client also support the wire format of PyTorch 1.13: the server detects it by a
- * client's first bytes (and supports its watching of keys too), the client by a server that hangs
- * up on the newer hello and then answers the older one. What 1.13 lacks is emulated (append,
- * multi_get, multi_set), or TDDP_UNSUPPORTED (queues, list_keys, barrier).
+ * client's first bytes, the client by a server that hangs up on the newer hello and then answers
+ * the older one. What 1.13 lacks is emulated (append, multi_get, multi_set), or TDDP_UNSUPPORTED
+ * (queues, list_keys, barrier). Ephemeral keys and watches are an extension of it.
  */
 #ifndef TDDP_STORE_H
 #define TDDP_STORE_H
@@ -94,8 +94,8 @@ typedef struct tddp_slice {
  * Client timeout: the time for the first message of a connection. Later, while a client has to send
  * the rest of a message or to read an answer, it must transfer 1 KiB per second on average in every
  * such period; single bytes do not extend it. Otherwise a client may be idle for ever. Clients of
- * PyTorch 1.13 open a second connection on which they send nothing: a silent one is kept while
- * another client at the same address uses that protocol.
+ * PyTorch 1.13 open a second connection on which they send nothing: silent ones are kept while
+ * there are clients that use that protocol.
  *
  * Buffers: when requests that have partly arrived (and the keys that clients wait for) take more
  * than their half, the client that holds most of it is dropped. While unsent answers take more than

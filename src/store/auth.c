@@ -5,7 +5,7 @@
  */
 #include <endian.h>
 #include <errno.h>
-#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -73,37 +73,23 @@ void tddp_auth_secret_free(char *secret)
     }
 }
 
-/* Fills `text` with the start of a file; -1 with errno set. */
-static ssize_t read_start(const char *path, char *text, size_t size)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return -1;
-    }
-    warn_of_readers(path, fd);
-    size_t done = 0;
-    ssize_t got = 1;
-    while (got != 0 && done < size) {
-        got = read(fd, text + done, size - done);
-        if (got < 0 && errno != EINTR) {
-            tddp_close(fd);
-            return -1;
-        }
-        done += got > 0 ? (size_t)got : 0;
-    }
-    tddp_close(fd);
-    return (ssize_t)done;
-}
-
 static tddp_status read_file(const char *path, char **out)
 {
-    char text[TDDP_AUTH_MOST_BYTES + 2];
-    ssize_t size = read_start(path, text, sizeof text - 1);
-    if (size < 0) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: cannot read %.500s: %s", file_variable, path,
-                         strerror(errno));
+    char text[TDDP_AUTH_MOST_BYTES + 2] = "";
+    FILE *file = fopen(path, "re");
+    if (file) {
+        warn_of_readers(path, fileno(file));
+        (void)setvbuf(file, NULL, _IONBF, 0); /* no copy of the secret stays */
     }
-    text[size] = '\0';
+    if (!file || (!fgets(text, sizeof text, file) && ferror(file))) {
+        tddp_status status = tddp_fail(TDDP_INVALID_ARGUMENT, "%s: cannot read %.500s: %s",
+                                       file_variable, path, strerror(errno));
+        if (file) {
+            (void)fclose(file);
+        }
+        return status;
+    }
+    (void)fclose(file);
     text[strcspn(text, "\r\n")] = '\0';
     tddp_status status = *text ? tddp_auth_secret_copy(text, out)
                                : tddp_fail(TDDP_INVALID_ARGUMENT,
@@ -176,18 +162,22 @@ static tddp_status fail_unknown_there(const char *how)
                      secret_variable, how);
 }
 
-/* Sends one message and receives its answer, a byte that grants or refuses and 32 more. */
+tddp_status tddp_auth_ask(int fd, const void *request, size_t size, void *answer,
+                          size_t answer_size, int64_t deadline_ns, int cancel_fd)
+{
+    size_t done = 0;
+    tddp_status status = tddp_net_send(fd, request, size, &done, deadline_ns, cancel_fd);
+    done = 0;
+    return status ? status : tddp_net_recv(fd, answer, answer_size, &done, deadline_ns, cancel_fd);
+}
+
+/* The same with a byte that grants or refuses, and 32 more only in the first case. */
 static tddp_status request(int fd, const void *message, size_t size, unsigned char answer[33],
                            int64_t deadline_ns, int cancel_fd)
 {
     size_t done = 0;
-    tddp_status status = tddp_net_send(fd, message, size, &done, deadline_ns, cancel_fd);
-    done = 0;
-    if (status == TDDP_OK) {
-        status = tddp_net_recv(fd, answer, 1, &done, deadline_ns, cancel_fd);
-    }
+    tddp_status status = tddp_auth_ask(fd, message, size, answer, 1, deadline_ns, cancel_fd);
     if (status == TDDP_OK && answer[0] == TDDP_AUTH_GRANTED) {
-        done = 0;
         status = tddp_net_recv(fd, answer + 1, TDDP_WIRE_AUTH_BYTES, &done, deadline_ns, cancel_fd);
     }
     return status;
@@ -199,8 +189,8 @@ static tddp_status prove_each_other(int fd, const char *secret, int64_t deadline
     unsigned char answer[1 + TDDP_WIRE_AUTH_BYTES] = {0};
     unsigned char proof[TDDP_WIRE_AUTH_BYTES];
     unsigned char begin[5 + 1 + TDDP_WIRE_AUTH_BYTES] = {
-        [0] = TDDP_WIRE_VALIDATE, [5] = TDDP_WIRE_AUTH_OPCODE};
-    unsigned char prove[1 + TDDP_WIRE_AUTH_BYTES] = {TDDP_WIRE_AUTH_OPCODE + 1};
+        [0] = TDDP_WIRE_VALIDATE, [5] = TDDP_WIRE_OWN_OPCODES};
+    unsigned char prove[1 + TDDP_WIRE_AUTH_BYTES] = {TDDP_WIRE_OWN_OPCODES + 1};
     uint32_t magic = htole32(TDDP_WIRE_MAGIC);
     tddp_status status = tddp_auth_random(auth.client);
     if (status) {

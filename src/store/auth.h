@@ -57,6 +57,10 @@ void tddp_auth_proof(const char *secret, bool of_server, const tddp_auth *auth,
 TDDP_NODISCARD tddp_status tddp_auth_to_server(int fd, int64_t deadline_ns, int cancel_fd,
                                                bool *validated);
 
+/* Sends so many bytes and receives as many as are to answer them. */
+TDDP_NODISCARD tddp_status tddp_auth_ask(int fd, const void *request, size_t size, void *answer,
+                                         size_t answer_size, int64_t deadline_ns, int cancel_fd);
+
 /* The failure of a client without a secret whose server requires one. */
 tddp_status tddp_auth_fail_wanted(void);
 

@@ -11,6 +11,9 @@ enum { SHOWN_KEYS = 10, SHOWN_KEY_BYTES = 64 };
 static size_t show_key(tddp_slice key, char *text, size_t room)
 {
     size_t used = (size_t)snprintf(text, room, "\"");
+    if (key.size && key.data[0] == '/') { /* as it is kept: the user did not write it */
+        key = (tddp_slice){key.data + 1, key.size - 1};
+    }
     for (size_t i = 0; i < key.size && i < SHOWN_KEY_BYTES; i++) {
         unsigned char byte = (unsigned char)key.data[i];
         bool plain = byte >= 32 && byte != 127 && byte != '"' && byte != '\\';

@@ -5,6 +5,8 @@
 #ifndef TDDP_STORE_MAP_H
 #define TDDP_STORE_MAP_H
 
+#include <string.h>
+
 #include "base/base.h"
 #include <tddp/store.h>
 
@@ -16,6 +18,11 @@ typedef struct tddp_store_entry {
     size_t key_size;
     char key[];
 } tddp_store_entry;
+
+static inline bool tddp_slices_equal(tddp_slice a, tddp_slice b)
+{
+    return a.size == b.size && (a.size == 0 || memcmp(a.data, b.data, a.size) == 0);
+}
 
 /* All zero is an empty one. */
 typedef struct tddp_store_map {

@@ -1,130 +1,88 @@
 /*
- * A queue is a list of blobs with pointers to both ends and a length, so that pushing and popping
- * take constant time. One thread at a time. Invariant: the map has an entry exactly
- * while its queue is not empty.
+ * A queue is a ring of items: `data` of its entry points to the youngest, whose next is the oldest.
+ * One thread at a time. Invariant: the map has an entry exactly while its queue is not empty.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "store/queue.h"
-#include "store/store_impl.h"
 
 typedef struct item {
     struct item *next;
-    tddp_blob value;
+    uint64_t number; /* each is one more than that of the item before */
+    size_t size;
+    char bytes[];
 } item;
 
-/* What a value costs beside its bytes: an item, and what the allocator adds to both. */
-enum { ITEM_BYTES = 64 };
+/* What a value costs beside its bytes: an item, and what the allocator adds. */
+enum { ITEM_BYTES = sizeof(item) + 16 };
 
-typedef struct queue {
-    item *first;
-    item *last;
-    uint64_t length;
-} queue;
-
-static queue *find(const tddp_store_map *queues, tddp_slice key)
+static item *youngest(const tddp_store_map *queues, tddp_slice key)
 {
     const tddp_store_entry *entry = tddp_store_map_find(queues, key);
     return entry ? entry->data : NULL;
 }
 
-static tddp_status obtain(tddp_store_map *queues, tddp_slice key, queue **out)
-{
-    tddp_store_entry *entry;
-    queue *found = find(queues, key);
-    if (found) {
-        *out = found;
-        return TDDP_OK;
-    }
-    queue *made = tddp_alloc(sizeof *made);
-    tddp_status status = made ? tddp_store_map_obtain(queues, key, &entry) : TDDP_OUT_OF_MEMORY;
-    if (status) {
-        free(made);
-        return status;
-    }
-    entry->data = made;
-    *out = made;
-    return TDDP_OK;
-}
-
 tddp_status tddp_store_queues_push(tddp_store_map *queues, tddp_slice key, tddp_slice value)
 {
-    queue *to = NULL;
-    item *fresh = tddp_alloc(sizeof *fresh);
-    tddp_status status = fresh ? tddp_blob_copy(value, &fresh->value) : TDDP_OUT_OF_MEMORY;
-    status = status ? status : obtain(queues, key, &to);
+    tddp_store_entry *entry;
+    item *fresh = tddp_alloc(sizeof *fresh + value.size);
+    tddp_status status = fresh ? tddp_store_map_obtain(queues, key, &entry) : TDDP_OUT_OF_MEMORY;
     if (status) {
-        if (fresh) {
-            tddp_blob_free(&fresh->value);
-        }
         free(fresh);
         return status;
     }
-    if (to->last) {
-        to->last->next = fresh;
-    } else {
-        to->first = fresh;
+    item *last = entry->data;
+    fresh->size = value.size;
+    if (value.size) {
+        memcpy(fresh->bytes, value.data, value.size);
     }
-    to->last = fresh;
-    to->length++;
+    fresh->number = last ? last->number + 1 : 0;
+    fresh->next = last ? last->next : fresh;
+    if (last) {
+        last->next = fresh;
+    }
+    entry->data = fresh;
     queues->bytes += ITEM_BYTES + value.size;
     return TDDP_OK;
 }
 
-static void remove_entry(tddp_store_map *queues, tddp_store_entry *entry)
-{
-    free(entry->data);
-    tddp_store_map_remove(queues, entry);
-}
-
 bool tddp_store_queues_first(const tddp_store_map *queues, tddp_slice key, tddp_slice *out)
 {
-    const queue *found = find(queues, key);
-    if (found) {
-        *out = (tddp_slice){found->first->value.data, found->first->value.size};
+    const item *last = youngest(queues, key);
+    if (last) {
+        *out = (tddp_slice){last->next->bytes, last->next->size};
     }
-    return found;
+    return last;
 }
 
-bool tddp_store_queues_pop(tddp_store_map *queues, tddp_slice key, tddp_blob *out)
+static void drop_first(tddp_store_map *queues, tddp_store_entry *entry)
 {
-    tddp_store_entry *entry = tddp_store_map_find(queues, key);
-    if (!entry) {
-        return false;
+    item *last = entry->data;
+    item *first = last->next;
+    last->next = first->next;
+    queues->bytes -= ITEM_BYTES + first->size;
+    if (first == last) {
+        tddp_store_map_remove(queues, entry);
     }
-    queue *from = entry->data;
-    item *oldest = from->first;
-    from->first = oldest->next;
-    from->length--;
-    queues->bytes -= ITEM_BYTES + oldest->value.size;
-    *out = oldest->value;
-    free(oldest);
-    if (!from->first) {
-        remove_entry(queues, entry);
-    }
-    return true;
+    free(first);
+}
+
+void tddp_store_queues_drop(tddp_store_map *queues, tddp_slice key)
+{
+    drop_first(queues, tddp_store_map_find(queues, key));
 }
 
 uint64_t tddp_store_queues_length(const tddp_store_map *queues, tddp_slice key)
 {
-    const queue *found = find(queues, key);
-    return found ? found->length : 0;
+    const item *last = youngest(queues, key);
+    return last ? last->number - last->next->number + 1 : 0;
 }
 
 void tddp_store_queues_clear(tddp_store_map *queues)
 {
-    tddp_store_entry *entry = tddp_store_map_next(queues, NULL);
-    while (entry) {
-        tddp_store_entry *following = tddp_store_map_next(queues, entry);
-        queue *old = entry->data;
-        while (old->first) {
-            item *next = old->first->next;
-            tddp_blob_free(&old->first->value);
-            free(old->first);
-            old->first = next;
-        }
-        remove_entry(queues, entry);
-        entry = following;
+    while (queues->count) {
+        drop_first(queues, tddp_store_map_next(queues, NULL));
     }
     tddp_store_map_clear(queues);
 }

@@ -89,20 +89,6 @@ tddp_slice tddp_store_number(int64_t number, char text[TDDP_STORE_NUMBER_BYTES])
     return (tddp_slice){text, (size_t)size};
 }
 
-tddp_status tddp_store_values_add(tddp_store_map *map, tddp_slice key, int64_t delta, int64_t *out)
-{
-    int64_t sum;
-    char text[TDDP_STORE_NUMBER_BYTES];
-    tddp_status status = tddp_store_values_sum(map, key, delta, &sum);
-    if (status == TDDP_OK) {
-        status = tddp_store_values_set(map, key, tddp_store_number(sum, text));
-    }
-    if (status == TDDP_OK) {
-        *out = sum;
-    }
-    return status;
-}
-
 tddp_slice tddp_store_values_compare(const tddp_store_map *map, tddp_slice key, tddp_slice expected,
                                      tddp_slice desired, bool *store)
 {
@@ -112,16 +98,6 @@ tddp_slice tddp_store_values_compare(const tddp_store_map *map, tddp_slice key, 
         return *store ? desired : expected;
     }
     tddp_slice present = tddp_store_entry_value(entry);
-    *store = present.size == expected.size &&
-             (present.size == 0 || memcmp(present.data, expected.data, present.size) == 0);
+    *store = tddp_slices_equal(present, expected);
     return *store ? desired : present;
-}
-
-bool tddp_store_values_delete(tddp_store_map *map, tddp_slice key)
-{
-    tddp_store_entry *entry = tddp_store_map_find(map, key);
-    if (entry) {
-        tddp_store_map_remove(map, entry);
-    }
-    return entry;
 }

@@ -21,13 +21,8 @@ TDDP_NODISCARD tddp_status tddp_store_values_sum(const tddp_store_map *map, tddp
 /* Writes the decimal text of a counter and returns it as a slice. */
 tddp_slice tddp_store_number(int64_t number, char text[TDDP_STORE_NUMBER_BYTES]);
 
-TDDP_NODISCARD tddp_status tddp_store_values_add(tddp_store_map *map, tddp_slice key, int64_t delta,
-                                                 int64_t *out);
-
 /* What compare_set answers, and whether `desired` is to be stored. Borrowed from its arguments. */
 tddp_slice tddp_store_values_compare(const tddp_store_map *map, tddp_slice key, tddp_slice expected,
                                      tddp_slice desired, bool *store);
-
-bool tddp_store_values_delete(tddp_store_map *map, tddp_slice key);
 
 #endif

@@ -12,32 +12,31 @@
 
 enum { KEY_BYTES = 8 << 10, VALUE_BYTES = 8 << 20, KEYS = 131072, VALUES_PER_REQUEST = 16 };
 
-/* k key, v value, i 64-bit number, n 32-bit number, a 32 bytes of authentication, K list of keys, P
- * list of keys and values. */
+/* k key, v value, i 64-bit number, n 32-bit number, f flag, a 32 bytes of authentication, K list of
+ * keys, P list of keys and values. */
 static const char *const fields_of[TDDP_WIRE_KINDS] = {
-    [TDDP_WIRE_VALIDATE] = "n",   [TDDP_WIRE_SET] = "kv",      [TDDP_WIRE_COMPARE_SET] = "kvv",
-    [TDDP_WIRE_GET] = "k",        [TDDP_WIRE_ADD] = "ki",      [TDDP_WIRE_CHECK] = "K",
-    [TDDP_WIRE_WAIT] = "K",       [TDDP_WIRE_NUM_KEYS] = "",   [TDDP_WIRE_DELETE_KEY] = "k",
-    [TDDP_WIRE_APPEND] = "kv",    [TDDP_WIRE_MULTI_GET] = "K", [TDDP_WIRE_MULTI_SET] = "P",
-    [TDDP_WIRE_CANCEL_WAIT] = "", [TDDP_WIRE_PING] = "n",      [TDDP_WIRE_QUEUE_PUSH] = "kv",
-    [TDDP_WIRE_QUEUE_POP] = "k",  [TDDP_WIRE_QUEUE_LEN] = "k", [TDDP_WIRE_LIST_KEYS] = "",
-    [TDDP_WIRE_BARRIER] = "ki",   [TDDP_WIRE_WATCH_KEY] = "k", [TDDP_WIRE_AUTH_BEGIN] = "a",
-    [TDDP_WIRE_AUTH_PROVE] = "a",
+    [TDDP_WIRE_VALIDATE] = "n",      [TDDP_WIRE_SET] = "kv",
+    [TDDP_WIRE_COMPARE_SET] = "kvv", [TDDP_WIRE_GET] = "k",
+    [TDDP_WIRE_ADD] = "ki",          [TDDP_WIRE_CHECK] = "K",
+    [TDDP_WIRE_WAIT] = "K",          [TDDP_WIRE_NUM_KEYS] = "",
+    [TDDP_WIRE_DELETE_KEY] = "k",    [TDDP_WIRE_APPEND] = "kv",
+    [TDDP_WIRE_MULTI_GET] = "K",     [TDDP_WIRE_MULTI_SET] = "P",
+    [TDDP_WIRE_CANCEL_WAIT] = "",    [TDDP_WIRE_PING] = "n",
+    [TDDP_WIRE_QUEUE_PUSH] = "kv",   [TDDP_WIRE_QUEUE_POP] = "k",
+    [TDDP_WIRE_QUEUE_LEN] = "k",     [TDDP_WIRE_LIST_KEYS] = "",
+    [TDDP_WIRE_BARRIER] = "ki",      [TDDP_WIRE_AUTH_BEGIN] = "a",
+    [TDDP_WIRE_AUTH_PROVE] = "a",    [TDDP_WIRE_SET_EPHEMERAL] = "kvif",
+    [TDDP_WIRE_WATCH] = "kf",
 };
 
-/* In the 2.x dialect opcodes are the kinds themselves. */
-static const uint8_t kinds_2x[] = {0,  1,  2,  3,  4,  5,  6,  7,  8, 9,
-                                   10, 11, 12, 13, 14, 15, 16, 17, 18};
+const tddp_wire_dialect tddp_wire_2x = {"2.x"};
+const tddp_wire_dialect tddp_wire_1_13 = {"1.13"};
 
-const tddp_wire_dialect tddp_wire_2x = {"2.x", kinds_2x, sizeof kinds_2x};
-
+/* By opcode. Its WATCH_KEY (7), which later versions have not, is none. */
 static const uint8_t kinds_1_13[] = {
-    TDDP_WIRE_SET,      TDDP_WIRE_COMPARE_SET, TDDP_WIRE_GET,
-    TDDP_WIRE_ADD,      TDDP_WIRE_CHECK,       TDDP_WIRE_WAIT,
-    TDDP_WIRE_NUM_KEYS, TDDP_WIRE_WATCH_KEY,   TDDP_WIRE_DELETE_KEY,
+    TDDP_WIRE_SET,  TDDP_WIRE_COMPARE_SET, TDDP_WIRE_GET,   TDDP_WIRE_ADD,        TDDP_WIRE_CHECK,
+    TDDP_WIRE_WAIT, TDDP_WIRE_NUM_KEYS,    TDDP_WIRE_KINDS, TDDP_WIRE_DELETE_KEY,
 };
-
-const tddp_wire_dialect tddp_wire_1_13 = {"1.13", kinds_1_13, sizeof kinds_1_13};
 
 static uint64_t limit_of(uint64_t wanted, uint64_t by_default)
 {
@@ -97,20 +96,23 @@ static const char *take(cursor *c, uint64_t size)
     return bytes;
 }
 
-static bool take_u64(cursor *c, uint64_t *out)
+/* Of 4 or 8 bytes. */
+static bool take_number(cursor *c, size_t bytes, uint64_t *out)
 {
-    const char *bytes = take(c, 8);
-    if (bytes) {
-        *out = tddp_wire_u64(bytes);
+    char whole[8] = {0};
+    const char *at = take(c, bytes);
+    if (at) {
+        memcpy(whole, at, bytes);
+        *out = tddp_wire_u64(whole);
     }
-    return bytes;
+    return at;
 }
 
 static bool take_string(cursor *c, const char *what, uint64_t most, const char *setting,
                         tddp_slice *out)
 {
     uint64_t size;
-    if (!take_u64(c, &size)) {
+    if (!take_number(c, 8, &size)) {
         return false;
     }
     if (size > most) {
@@ -135,7 +137,7 @@ static bool take_value(cursor *c, tddp_slice *out)
 static bool take_list(cursor *c, bool with_values, tddp_wire_request *request)
 {
     uint64_t count;
-    if (!take_u64(c, &count)) {
+    if (!take_number(c, 8, &count)) {
         return false;
     }
     if (count > c->limits->keys) {
@@ -167,20 +169,11 @@ static bool take_list(cursor *c, bool with_values, tddp_wire_request *request)
     return true;
 }
 
-static bool take_number(cursor *c, size_t bytes, int64_t *out)
+static bool take_flag(cursor *c, bool *out)
 {
-    const char *at = take(c, bytes);
-    if (!at) {
-        return false;
-    }
-    if (bytes == 8) {
-        *out = (int64_t)tddp_wire_u64(at);
-    } else {
-        uint32_t number;
-        memcpy(&number, at, sizeof number);
-        *out = le32toh(number);
-    }
-    return true;
+    const char *at = take(c, 1);
+    *out = at && *at;
+    return at;
 }
 
 static bool take_field(cursor *c, char field, unsigned *values, tddp_wire_request *request)
@@ -191,9 +184,10 @@ static bool take_field(cursor *c, char field, unsigned *values, tddp_wire_reques
     case 'v':
         return take_value(c, &request->values[(*values)++]);
     case 'i':
-        return take_number(c, 8, &request->number);
     case 'n':
-        return take_number(c, 4, &request->number);
+        return take_number(c, field == 'i' ? 8 : 4, (uint64_t *)&request->number);
+    case 'f':
+        return take_flag(c, &request->flag);
     case 'a':
         request->values[0] = (tddp_slice){take(c, TDDP_WIRE_AUTH_BYTES), TDDP_WIRE_AUTH_BYTES};
         return request->values[0].data;
@@ -202,19 +196,17 @@ static bool take_field(cursor *c, char field, unsigned *values, tddp_wire_reques
     }
 }
 
-/* TDDP_WIRE_KINDS if there is none. */
-static tddp_wire_kind kind_of(const tddp_wire_dialect *dialect, unsigned char opcode)
+tddp_wire_kind tddp_wire_kind_of(const tddp_wire_dialect *dialect, unsigned char opcode)
 {
-    if (opcode < dialect->opcodes) {
-        return (tddp_wire_kind)dialect->kinds[opcode];
+    unsigned kind = opcode; /* in the 2.x dialect PyTorch's opcodes are the kinds themselves */
+    if (dialect == &tddp_wire_1_13) {
+        kind = opcode < sizeof kinds_1_13 ? kinds_1_13[opcode] : TDDP_WIRE_KINDS;
+    } else if (opcode > TDDP_WIRE_BARRIER) {
+        kind = opcode < TDDP_WIRE_OWN_OPCODES
+                   ? TDDP_WIRE_KINDS
+                   : opcode - TDDP_WIRE_OWN_OPCODES + (unsigned)TDDP_WIRE_AUTH_BEGIN;
     }
-    if (dialect == &tddp_wire_2x && opcode == TDDP_WIRE_AUTH_OPCODE) {
-        return TDDP_WIRE_AUTH_BEGIN;
-    }
-    if (dialect == &tddp_wire_2x && opcode == TDDP_WIRE_AUTH_OPCODE + 1) {
-        return TDDP_WIRE_AUTH_PROVE;
-    }
-    return TDDP_WIRE_KINDS;
+    return kind < TDDP_WIRE_KINDS ? (tddp_wire_kind)kind : TDDP_WIRE_KINDS;
 }
 
 tddp_wire_result tddp_wire_read_on(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
@@ -227,7 +219,7 @@ tddp_wire_result tddp_wire_read_on(const tddp_wire_dialect *dialect, const tddp_
         return c.result;
     }
     unsigned char byte = (unsigned char)*opcode;
-    tddp_wire_request request = {.kind = kind_of(dialect, byte)};
+    tddp_wire_request request = {.kind = tddp_wire_kind_of(dialect, byte)};
     if (request.kind == TDDP_WIRE_KINDS) {
         snprintf(out->fault, sizeof out->fault, "unknown opcode 0x%02x", byte);
         return TDDP_WIRE_MALFORMED;
@@ -244,40 +236,25 @@ tddp_wire_result tddp_wire_read_on(const tddp_wire_dialect *dialect, const tddp_
     return TDDP_WIRE_COMPLETE;
 }
 
-tddp_wire_result tddp_wire_read(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
-                                const char *data, size_t size, tddp_wire_parse *out)
-{
-    tddp_wire_progress none = {0};
-    return tddp_wire_read_on(dialect, limits, data, size, &none, out);
-}
-
-static tddp_wire_result choose_1_13(unsigned char first, const tddp_wire_dialect **dialect,
-                                    tddp_wire_parse *out)
-{
-    if (first >= tddp_wire_1_13.opcodes) {
-        snprintf(out->fault, sizeof out->fault,
-                 "it uses the store protocol of neither PyTorch 2.x nor 1.13");
-        return TDDP_WIRE_MALFORMED;
-    }
-    *dialect = &tddp_wire_1_13;
-    return TDDP_WIRE_COMPLETE;
-}
-
 tddp_wire_result tddp_wire_choose(const char *data, size_t size, const tddp_wire_dialect **dialect,
                                   tddp_wire_parse *out)
 {
     static const unsigned char hello_2x[] = {TDDP_WIRE_VALIDATE, 0xce, 0xf7, 0x85, 0x3c};
-    for (size_t i = 0; i < sizeof hello_2x; i++) {
-        if (i == size) {
-            out->needed = sizeof hello_2x;
-            return TDDP_WIRE_MORE;
-        }
-        if ((unsigned char)data[i] != hello_2x[i]) {
-            /* A SET of 1.13 begins with the same byte; its length then distinguishes the two. */
-            return choose_1_13((unsigned char)data[0], dialect, out);
-        }
+    size_t same = 0;
+    while (same < sizeof hello_2x && same < size && (unsigned char)data[same] == hello_2x[same]) {
+        same++;
     }
-    *dialect = &tddp_wire_2x;
+    if (same == size && size < sizeof hello_2x) {
+        out->needed = sizeof hello_2x;
+        return TDDP_WIRE_MORE;
+    }
+    /* A SET of 1.13 begins with the same byte; its length then distinguishes the two. */
+    if (same < sizeof hello_2x && (unsigned char)*data >= sizeof kinds_1_13) {
+        snprintf(out->fault, sizeof out->fault,
+                 "it uses the store protocol of neither PyTorch 2.x nor 1.13");
+        return TDDP_WIRE_MALFORMED;
+    }
+    *dialect = same < sizeof hello_2x ? &tddp_wire_1_13 : &tddp_wire_2x;
     return TDDP_WIRE_COMPLETE;
 }
 

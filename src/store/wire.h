@@ -36,16 +36,18 @@ typedef enum tddp_wire_kind {
     TDDP_WIRE_QUEUE_LEN = 0x10,
     TDDP_WIRE_LIST_KEYS = 0x11,
     TDDP_WIRE_BARRIER = 0x12,
-    TDDP_WIRE_WATCH_KEY,  /* 1.13 only */
-    TDDP_WIRE_AUTH_BEGIN, /* ours, see auth.h */
+    TDDP_WIRE_AUTH_BEGIN, /* ours, from here on: see auth.h */
     TDDP_WIRE_AUTH_PROVE,
+    TDDP_WIRE_SET_EPHEMERAL, /* key, value, limit, only if absent: answer WON, value then */
+    TDDP_WIRE_WATCH,         /* prefix, at once: answer STOP_WAITING, count, keys and values */
     TDDP_WIRE_KINDS,
 } tddp_wire_kind;
 
 #define TDDP_WIRE_MAGIC UINT32_C(0x3C85F7CE)
 
-/* The opcodes that PyTorch has not, far from those it may still take, and what follows them. */
-enum { TDDP_WIRE_AUTH_OPCODE = 0xf0, TDDP_WIRE_AUTH_BYTES = 32 };
+/* The first of the opcodes that PyTorch has not, far from those it may still take; the bytes that
+ * follow those of authentication. */
+enum { TDDP_WIRE_OWN_OPCODES = 0xf0, TDDP_WIRE_AUTH_BYTES = 32 };
 
 /* Single-byte answers. */
 enum {
@@ -53,24 +55,19 @@ enum {
     TDDP_WIRE_NOT_READY = 1,
     TDDP_WIRE_STOP_WAITING = 0,
     TDDP_WIRE_WAIT_CANCELED = 1,
-    TDDP_WIRE_WATCHING = 3, /* WATCH_KEY is noted */
+    TDDP_WIRE_LOST = 0, /* SET_EPHEMERAL: another has the key */
+    TDDP_WIRE_WON = 1,
 };
 
-/* The first byte of an event that a watching client is sent; key, old and new value follow. */
-typedef enum tddp_wire_event {
-    TDDP_WIRE_KEY_UPDATED = 0,
-    TDDP_WIRE_KEY_CREATED = 1,
-    TDDP_WIRE_KEY_DELETED = 2,
-} tddp_wire_event;
-
 typedef struct tddp_wire_dialect {
-    const char *name;
-    const uint8_t *kinds; /* by opcode */
-    size_t opcodes;
+    const char *name; /* of PyTorch */
 } tddp_wire_dialect;
 
 extern const tddp_wire_dialect tddp_wire_2x;
 extern const tddp_wire_dialect tddp_wire_1_13;
+
+/* TDDP_WIRE_KINDS if the dialect has no such opcode. */
+tddp_wire_kind tddp_wire_kind_of(const tddp_wire_dialect *dialect, unsigned char opcode);
 
 typedef struct tddp_wire_limits {
     uint64_t key_bytes;
@@ -97,7 +94,8 @@ typedef struct tddp_wire_request {
     size_t size;          /* bytes of the complete request */
     tddp_slice key;       /* of requests with one key */
     tddp_slice values[2]; /* value; or expected and desired; AUTH_*: the 32 bytes */
-    int64_t number;       /* ADD: delta; BARRIER: world size; VALIDATE, PING: u32 */
+    int64_t number;       /* ADD: delta; BARRIER: world size; SET_EPHEMERAL: ms; VALIDATE, PING */
+    bool flag;            /* SET_EPHEMERAL: only if absent; WATCH: at once */
     uint64_t count;       /* of requests with a list */
     tddp_slice list;      /* its strings, for tddp_wire_next() */
 } tddp_wire_request;
@@ -113,17 +111,14 @@ typedef struct tddp_wire_parse {
 tddp_wire_result tddp_wire_choose(const char *data, size_t size, const tddp_wire_dialect **dialect,
                                   tddp_wire_parse *out);
 
-tddp_wire_result tddp_wire_read(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
-                                const char *data, size_t size, tddp_wire_parse *out);
-
 /* How far a request was read whose end is missing. All zero at its start. */
 typedef struct tddp_wire_progress {
     size_t at;     /* bytes, into its list; 0: nothing is known */
     uint64_t done; /* elements of the list */
 } tddp_wire_progress;
 
-/* The same, for a request that arrives in pieces: does not parse again what was parsed before.
- * `data` is the request from its start each time. */
+/* Reads a request, which may arrive in pieces: does not parse again what was parsed before. `data`
+ * is the request from its start each time. */
 tddp_wire_result tddp_wire_read_on(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
                                    const char *data, size_t size, tddp_wire_progress *progress,
                                    tddp_wire_parse *out);

@@ -24,6 +24,13 @@ static void demand(bool promise)
     }
 }
 
+static tddp_wire_result read_whole(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
+                                   const char *data, size_t size, tddp_wire_parse *out)
+{
+    tddp_wire_progress none = {0};
+    return tddp_wire_read_on(dialect, limits, data, size, &none, out);
+}
+
 static void check_list(const tddp_wire_request *request)
 {
     tddp_slice list = request->list;
@@ -41,20 +48,19 @@ static void check_piece(const tddp_wire_dialect *dialect, const tddp_wire_limits
 {
     size_t cut = whole * 2 / 3;
     tddp_wire_parse parse;
-    demand(tddp_wire_read(dialect, limits, data, cut, &parse) == TDDP_WIRE_MORE);
+    demand(read_whole(dialect, limits, data, cut, &parse) == TDDP_WIRE_MORE);
     demand(parse.needed > cut && parse.needed <= whole);
 }
 
 static void forget_output(tddp_store_server *server)
 {
-    while (server->unsent) {
-        tddp_server_client *client = server->unsent;
-        server->unsent = client->next_unsent;
+    while (!STAILQ_EMPTY(&server->unsent)) {
+        tddp_server_client *client = STAILQ_FIRST(&server->unsent);
+        STAILQ_REMOVE_HEAD(&server->unsent, of_unsent);
         client->unsent = false;
         tddp_bytes_free(&client->out);
         tddp_server_count_buffers(server, client);
     }
-    server->unsent_end = &server->unsent;
 }
 
 static void serve(tddp_store_server *server, tddp_server_client clients[2], const char *data,
@@ -64,7 +70,7 @@ static void serve(tddp_store_server *server, tddp_server_client clients[2], cons
     for (int turn = 0; done < size; turn++) {
         tddp_wire_parse parse;
         tddp_wire_result result =
-            tddp_wire_read(clients[0].dialect, &server->limits, data + done, size - done, &parse);
+            read_whole(clients[0].dialect, &server->limits, data + done, size - done, &parse);
         if (result == TDDP_WIRE_MORE) {
             demand(parse.needed > size - done);
             return;
@@ -105,7 +111,8 @@ static void set_up(tddp_store_server *server, char *secret)
     server->limits = tddp_wire_limits_of(64, 1024);
     server->limits.request_bytes = 4096;
     server->most_bytes = 64 << 10;
-    server->unsent_end = &server->unsent;
+    STAILQ_INIT(&server->unsent);
+    TAILQ_INIT(&server->late);
     server->secret = secret;
     server->client_timeout_ms = 1000;
     server->most_buffered = 1 << 20;
@@ -114,11 +121,14 @@ static void set_up(tddp_store_server *server, char *secret)
 
 static void clear(tddp_store_server *server)
 {
-    demand(server->waits.count == 0 && server->barriers.count == 0 && server->watches.count == 0);
-    demand(server->legacy_hosts.count == 0 && server->client_count == 0 && !server->late);
+    demand(server->waits.count == 0 && server->barriers.count == 0);
+    demand(LIST_EMPTY(&server->watching) && TAILQ_EMPTY(&server->late));
+    demand(server->old_clients == 0 && server->client_count == 0);
     demand(server->pending_count == 0 && server->in_bytes == 0 && server->out_bytes == 0);
     tddp_server_clear(server);
-    server->unsent = NULL;
+    STAILQ_INIT(&server->unsent);
+    server->changed = false;
+    server->expire_ns = 0;
 }
 
 /* Two clients that send the same; each request is the next one's. */
@@ -137,10 +147,10 @@ static void take_turns(const char *data, size_t size)
     serve(&server, clients, data, size);
     for (int i = 0; i < 2; i++) {
         tddp_server_wait_cancel(&clients[i]);
-        tddp_server_watch_cancel(&clients[i]);
-        clients[i].watching_bytes = 0;
+        tddp_server_watch_end(&clients[i]);
+        tddp_server_delete_owned(&server, &clients[i]);
         tddp_server_count_buffers(&server, &clients[i]);
-        demand(clients[i].missing == 0 && clients[i].watching == 0);
+        demand(clients[i].missing == 0);
     }
     clear(&server);
 }
@@ -169,7 +179,7 @@ static outcome feed(const char *data, size_t size, char *secret, bool in_pieces)
     client->fd = -1;
     client->slot = &slot;
     (void)tddp_net_parse("127.0.0.1", 1, &client->address);
-    server.clients = client;
+    LIST_INSERT_HEAD(&server.clients, client, of_all);
     server.client_count = 1;
     server.pending_count = 1;
     tddp_server_late(&server, client);

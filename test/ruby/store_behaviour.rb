@@ -94,8 +94,63 @@ module StoreBehaviour
     assert_raises(TypeError) { store.dup }
   end
 
-  # --- queues, barriers, lists
+  # --- barriers, lists
 
+  def test_a_barrier_waits_for_all
+    clones = Array.new(3) { store.clone }
+    came = Queue.new
+    threads = []
+    clones.each_with_index do |clone, i|
+      # One after the other, each while those before it wait.
+      await_waiting(threads.last) if i.positive?
+      threads << Thread.new do
+        came << i
+        clone.barrier("all_here", 3)
+        came.size
+      end
+    end
+    assert_equal [3, 3, 3], threads.map(&:value)
+    assert_equal "3", store.get("all_here")
+  ensure
+    clones&.each(&:close)
+  end
+
+  def test_a_barrier_tells_who_is_missing
+    error = assert_raises(Torch::Distributed::TimeoutError) { store.barrier("b", 3, 0.05) }
+    assert_match(/at the barrier "(view\/)?b": 1 of 3 arrived/, error.message)
+    assert_match(/world size 0/, assert_raises(Torch::Distributed::InvalidArgumentError) { store.barrier("b", 0) }.message)
+  end
+
+  def test_list_keys
+    assert_equal [], store.list_keys
+    store.multi_set(["a", "b/c", "clé", "\xFF".b], %w[1 2 3 4])
+    store.set("gone", "")
+    store.delete_key("gone")
+    assert_equal ["a", "b/c", "clé", "\xFF".b].map(&:b).sort, store.list_keys.map(&:b).sort
+    assert_includes store.list_keys, "clé"
+  end
+
+  # --- clones
+
+  def test_a_clone_sees_the_same
+    store.set("a", "1")
+    copy = store.clone
+    assert_instance_of store.class, copy
+    assert_equal "1", copy.get("a")
+    copy.set("b", "2")
+    copy.close
+    assert copy.closed?
+    refute store.closed?
+    assert_equal "2", store.get("b")
+  end
+
+  def test_has_extended_api
+    assert_equal true, store.has_extended_api?
+  end
+end
+
+# Of stores that have queues: all but those in a file.
+module QueueBehaviour
   def test_a_queue_gives_back_in_order
     assert_equal 0, store.queue_len("q")
     assert_nil store.queue_push("q", "one")
@@ -177,57 +232,5 @@ module StoreBehaviour
   ensure
     Thread.report_on_exception = true
     other&.close
-  end
-
-  def test_a_barrier_waits_for_all
-    clones = Array.new(3) { store.clone }
-    came = Queue.new
-    threads = []
-    clones.each_with_index do |clone, i|
-      # One after the other, each while those before it wait.
-      await_waiting(threads.last) if i.positive?
-      threads << Thread.new do
-        came << i
-        clone.barrier("all_here", 3)
-        came.size
-      end
-    end
-    assert_equal [3, 3, 3], threads.map(&:value)
-    assert_equal "3", store.get("all_here")
-  ensure
-    clones&.each(&:close)
-  end
-
-  def test_a_barrier_tells_who_is_missing
-    error = assert_raises(Torch::Distributed::TimeoutError) { store.barrier("b", 3, 0.05) }
-    assert_match(/at the barrier "(view\/)?b": 1 of 3 arrived/, error.message)
-    assert_match(/world size 0/, assert_raises(Torch::Distributed::InvalidArgumentError) { store.barrier("b", 0) }.message)
-  end
-
-  def test_list_keys
-    assert_equal [], store.list_keys
-    store.multi_set(["a", "b/c", "clé", "\xFF".b], %w[1 2 3 4])
-    store.set("gone", "")
-    store.delete_key("gone")
-    assert_equal ["a", "b/c", "clé", "\xFF".b].map(&:b).sort, store.list_keys.map(&:b).sort
-    assert_includes store.list_keys, "clé"
-  end
-
-  # --- clones
-
-  def test_a_clone_sees_the_same
-    store.set("a", "1")
-    copy = store.clone
-    assert_instance_of store.class, copy
-    assert_equal "1", copy.get("a")
-    copy.set("b", "2")
-    copy.close
-    assert copy.closed?
-    refute store.closed?
-    assert_equal "2", store.get("b")
-  end
-
-  def test_has_extended_api
-    assert_equal true, store.has_extended_api?
   end
 end

@@ -4,6 +4,7 @@ require_relative "store_behaviour"
 
 class HashStoreTest < Minitest::Test
   include StoreBehaviour
+  include QueueBehaviour
 
   def open_store
     Distributed::HashStore.new
@@ -41,6 +42,14 @@ class FileStoreTest < Minitest::Test
     copy&.close
   end
 
+  def test_it_has_no_queues
+    [-> { store.queue_push("q", "x") }, -> { store.queue_pop("q") }, -> { store.queue_len("q") }].each do |call|
+      assert_equal "a file store has no queues", assert_raises(Distributed::UnsupportedError, &call).message
+    end
+    store.set("q", "x")
+    assert_equal "x", store.get("q")
+  end
+
   def test_the_last_to_close_removes_the_file
     store.set("a", "1")
     assert File.exist?(store.path)
@@ -52,6 +61,7 @@ end
 
 class TCPStoreTest < Minitest::Test
   include StoreBehaviour
+  include QueueBehaviour
 
   def open_store
     Distributed::TCPStore.new("127.0.0.1", 0, nil, true)
@@ -154,6 +164,7 @@ end
 
 class PrefixStoreTest < Minitest::Test
   include StoreBehaviour
+  include QueueBehaviour
 
   def open_store
     Distributed::PrefixStore.new("view", Distributed::HashStore.new)

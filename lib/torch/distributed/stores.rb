@@ -41,7 +41,7 @@ module Torch
     #   @raise [UnsupportedError] if the server is a PyTorch without it
     # @!method queue_push(key, value)
     #   Adds a value at the end of a queue, which the first value makes. Queues are apart from keys of the same name.
-    #   @raise [UnsupportedError] if the server is a PyTorch without queues
+    #   @raise [UnsupportedError] if the server is a PyTorch without queues, or the store a {FileStore}
     # @!method queue_pop(key, block: true, timeout: nil)
     #   Takes the value at the start of a queue. Each value goes to one caller; one that is taken just when the
     #   thread is interrupted goes back to the queue's end.
@@ -49,10 +49,10 @@ module Torch
     #   @param timeout [Numeric, nil] seconds to wait; nil: the store's own
     #   @return [String]
     #   @raise [QueueEmptyError] without `block`, if the queue is empty
-    #   @raise [UnsupportedError] if the server is a PyTorch without queues
+    #   @raise [UnsupportedError] if the server is a PyTorch without queues, or the store a {FileStore}
     # @!method queue_len(key)
     #   @return [Integer] how many values a queue holds; 0 if there is none
-    #   @raise [UnsupportedError] if the server is a PyTorch without queues
+    #   @raise [UnsupportedError] if the server is a PyTorch without queues, or the store a {FileStore}
     # @!method barrier(key, world_size, timeout = nil)
     #   Returns once `world_size` callers have come. The key counts them, so each barrier needs a key of its own; and
     #   a caller that timed out still counts.

@@ -10,8 +10,8 @@
 
 #include "store/server/server.h"
 
-/* The least rate of a client that has to send or read something; how often evictions are logged. */
-enum { LEAST_BYTES_A_SECOND = 1024, REPORT_EVERY_S = 10 };
+/* The least rate of a client that has to send or read something. */
+enum { LEAST_BYTES_A_SECOND = 1024 };
 
 static void let_in(tddp_store_server *server, tddp_server_client *client)
 {
@@ -32,8 +32,9 @@ tddp_status tddp_server_may_send(tddp_store_server *server, tddp_server_client *
                                      "prove that it knows the secret that is set here "
                                      "(TDDP_STORE_SECRET)");
     }
-    if (opcode == TDDP_WIRE_VALIDATE || opcode == TDDP_WIRE_AUTH_OPCODE ||
-        opcode == TDDP_WIRE_AUTH_OPCODE + 1) {
+    tddp_wire_kind kind = tddp_wire_kind_of(client->dialect, opcode);
+    if (kind == TDDP_WIRE_VALIDATE || kind == TDDP_WIRE_AUTH_BEGIN ||
+        kind == TDDP_WIRE_AUTH_PROVE) {
         return TDDP_OK;
     }
     if (opcode == TDDP_WIRE_PING) {
@@ -107,30 +108,13 @@ tddp_status tddp_server_authenticate(tddp_store_server *server, tddp_server_clie
 
 /* --- the first message ----------------------------------------------------------------------- */
 
-static tddp_slice host_of(const tddp_net_address *address)
+void tddp_server_admit(tddp_store_server *server, tddp_server_client *client, tddp_wire_kind kind)
 {
-    return address->of.any.sa_family == AF_INET6
-               ? (tddp_slice){(const char *)&address->of.v6.sin6_addr, 16}
-               : (tddp_slice){(const char *)&address->of.v4.sin_addr, 4};
-}
-
-tddp_status tddp_server_admit(tddp_store_server *server, tddp_server_client *client,
-                              tddp_wire_kind kind)
-{
-    tddp_store_entry *host;
-    if (server->secret || kind == TDDP_WIRE_VALIDATE) {
-        return TDDP_OK; /* the proof, or a first request, has not arrived yet */
+    /* Else the proof, or a first request, has not arrived yet. */
+    if (!server->secret && kind != TDDP_WIRE_VALIDATE) {
+        server->old_clients += client->dialect == &tddp_wire_1_13;
+        let_in(server, client);
     }
-    if (client->dialect == &tddp_wire_1_13) {
-        tddp_status status =
-            tddp_store_map_obtain(&server->legacy_hosts, host_of(&client->address), &host);
-        if (status) {
-            return status;
-        }
-        host->data = (void *)((uintptr_t)host->data + 1);
-    }
-    let_in(server, client);
-    return TDDP_OK;
 }
 
 void tddp_server_forget(tddp_store_server *server, tddp_server_client *client)
@@ -138,34 +122,17 @@ void tddp_server_forget(tddp_store_server *server, tddp_server_client *client)
     tddp_server_in_time(server, client);
     tddp_server_count_buffers(server, client);
     server->pending_count -= !client->admitted;
+    server->old_clients -= client->admitted && client->dialect == &tddp_wire_1_13;
     free(client->auth);
     client->auth = NULL;
-    if (client->admitted && client->dialect == &tddp_wire_1_13) {
-        tddp_store_entry *host =
-            tddp_store_map_find(&server->legacy_hosts, host_of(&client->address));
-        host->data = (void *)((uintptr_t)host->data - 1);
-        if (!host->data) {
-            tddp_store_map_remove(&server->legacy_hosts, host);
-        }
-    }
 }
 
 /* --- time limits ----------------------------------------------------------------------------- */
 
 void tddp_server_in_time(tddp_store_server *server, tddp_server_client *client)
 {
-    if (!client->late_ns) {
-        return;
-    }
-    if (client->previous_late) {
-        client->previous_late->next_late = client->next_late;
-    } else {
-        server->late = client->next_late;
-    }
-    if (client->next_late) {
-        client->next_late->previous_late = client->previous_late;
-    } else {
-        server->last_late = client->previous_late;
+    if (client->late_ns) {
+        TAILQ_REMOVE(&server->late, client, of_late);
     }
     client->late_ns = 0;
 }
@@ -175,14 +142,7 @@ void tddp_server_late(tddp_store_server *server, tddp_server_client *client)
     tddp_server_in_time(server, client);
     client->moved = 0;
     client->late_ns = tddp_deadline_after_ms(server->client_timeout_ms);
-    client->next_late = NULL;
-    client->previous_late = server->last_late;
-    if (server->last_late) {
-        server->last_late->next_late = client;
-    } else {
-        server->late = client;
-    }
-    server->last_late = client;
+    TAILQ_INSERT_TAIL(&server->late, client, of_late);
 }
 
 /* Answers that were made but not yet offered to the connection are none that it owes reading. */
@@ -213,54 +173,48 @@ void tddp_server_note_progress(tddp_store_server *server, tddp_server_client *cl
 
 static void drop_late(tddp_store_server *server, tddp_server_client *client)
 {
-    char why[160];
-    double seconds = (double)server->client_timeout_ms / 1000;
+    char what[112];
+    char why[176];
     if (!client->received) {
-        snprintf(why, sizeof why, "it sent nothing for %g s (TDDP_STORE_CLIENT_TIMEOUT_MS)",
-                 seconds);
+        snprintf(what, sizeof what, "it sent nothing for");
     } else if (!client->admitted) {
-        snprintf(why, sizeof why,
-                 "its first message is not complete after %g s "
-                 "(TDDP_STORE_CLIENT_TIMEOUT_MS)",
-                 seconds);
+        snprintf(what, sizeof what, "its first message is not complete after");
     } else if (owes_reading(client)) {
-        snprintf(why, sizeof why,
-                 "it read %llu bytes of its answers in %g s, %zu are left "
-                 "(TDDP_STORE_CLIENT_TIMEOUT_MS)",
-                 (unsigned long long)client->moved, seconds, client->out.size - client->out_sent);
+        snprintf(what, sizeof what, "%zu bytes of its answers are left, of which it read %llu in",
+                 client->out.size - client->out_sent, (unsigned long long)client->moved);
     } else {
-        snprintf(why, sizeof why,
-                 "%zu bytes of a message of %zu or more arrived, only %llu more in %g s "
-                 "(TDDP_STORE_CLIENT_TIMEOUT_MS)",
-                 client->in.size, client->in_needed, (unsigned long long)client->moved, seconds);
+        snprintf(what, sizeof what,
+                 "%zu bytes of a message of %zu or more arrived, only %llu more in",
+                 client->in.size, client->in_needed, (unsigned long long)client->moved);
     }
+    snprintf(why, sizeof why, "%s %g s (TDDP_STORE_CLIENT_TIMEOUT_MS)", what,
+             (double)server->client_timeout_ms / 1000);
     tddp_server_client_drop(server, client, why);
 }
 
 /* Each client of 1.13 has a second connection, for events, on which it sends nothing. */
 static bool may_be_silent(const tddp_store_server *server, const tddp_server_client *client)
 {
-    return !client->received && !server->secret &&
-           tddp_store_map_find(&server->legacy_hosts, host_of(&client->address));
+    return !client->received && server->old_clients > 0;
 }
 
 static bool moves(const tddp_store_server *server, const tddp_server_client *client)
 {
-    uint64_t least = (uint64_t)server->client_timeout_ms / 1000 * LEAST_BYTES_A_SECOND +
-                     (uint64_t)server->client_timeout_ms % 1000 * LEAST_BYTES_A_SECOND / 1000;
+    uint64_t least = (uint64_t)server->client_timeout_ms * LEAST_BYTES_A_SECOND / 1000;
     return client->admitted && client->moved > 0 && client->moved >= least;
 }
 
 void tddp_server_late_drop(tddp_store_server *server)
 {
-    int64_t now = server->late ? tddp_now_ns() : 0;
-    while (server->late && server->late->late_ns <= now) {
-        tddp_server_client *client = server->late;
+    tddp_server_client *client = TAILQ_FIRST(&server->late);
+    int64_t now = client ? tddp_now_ns() : 0;
+    while (client && client->late_ns <= now) {
         if (may_be_silent(server, client) || moves(server, client)) {
             tddp_server_late(server, client);
         } else {
             drop_late(server, client);
         }
+        client = TAILQ_FIRST(&server->late);
     }
 }
 
@@ -268,27 +222,11 @@ void tddp_server_late_drop(tddp_store_server *server)
 
 static tddp_server_client *oldest_pending(const tddp_store_server *server)
 {
-    tddp_server_client *client = server->late;
+    tddp_server_client *client = TAILQ_FIRST(&server->late);
     while (client && (client->admitted || may_be_silent(server, client))) {
-        client = client->next_late;
+        client = TAILQ_NEXT(client, of_late);
     }
     return client;
-}
-
-static void log_eviction(tddp_store_server *server, const tddp_server_client *client)
-{
-    char text[TDDP_NET_TEXT_BYTES];
-    int64_t now = tddp_now_ns();
-    if (server->eviction_logged_ns == 0 ||
-        now - server->eviction_logged_ns > REPORT_EVERY_S * TDDP_NS_PER_S) {
-        server->eviction_logged_ns = now;
-        tddp_log(
-            TDDP_LOG_WARN, "store",
-            "dropped client %s, which has not sent a complete message, in favour of a new one: "
-            "%llu such are connected (TDDP_STORE_MAX_PENDING); this is logged once in %d s",
-            tddp_net_text(&client->address, text), (unsigned long long)server->pending_count,
-            REPORT_EVERY_S);
-    }
 }
 
 bool tddp_server_evict(tddp_store_server *server)
@@ -302,8 +240,12 @@ bool tddp_server_evict(tddp_store_server *server)
     tddp_server_client_receive(server, client);
     tddp_server_flush_unsent(server);
     if (server->pending_count == before) {
-        log_eviction(server, client);
-        tddp_server_client_drop(server, client, NULL);
+        char why[160];
+        snprintf(why, sizeof why,
+                 "it has not sent a complete message and gives way to a new one: %llu such are "
+                 "connected (TDDP_STORE_MAX_PENDING)",
+                 (unsigned long long)before);
+        tddp_server_client_drop(server, client, why);
     }
     return true;
 }

@@ -3,11 +3,12 @@
  * out_bytes of the server are the sums of the clients', which lag behind a client's buffers only
  * while it is being served.
  *
- * Half of the limit is for input: requests half received, and keys that clients wait for. Beyond
- * it the client with the largest share is dropped, since an attacker looks like any other. The
- * other half is for answers: beyond it requests are held back, since clients that read make room,
- * and those that do not are dropped in time (admit.c). Requests with long answers are held back
- * from a quarter on, so that clients that do not read cannot block barriers of the others.
+ * Half of the limit is for input: requests half received, and keys that clients wait for or
+ * prefixes that they watch. Beyond it the client with the largest share is dropped, since an
+ * attacker looks like any other. The other half is for answers: beyond it requests are held back,
+ * since clients that read make room, and those that do not are dropped in time (admit.c). Requests
+ * with long answers are held back from a quarter on, so that clients that do not read cannot block
+ * barriers of the others.
  */
 #include <stdio.h>
 
@@ -17,9 +18,8 @@ enum { LONG_ANSWER_BYTES = 64 << 10 };
 
 void tddp_server_count_buffers(tddp_store_server *server, tddp_server_client *client)
 {
-    size_t waits =
-        (client->missing + client->watching) * (sizeof(tddp_server_wait) + TDDP_STORE_ENTRY_BYTES);
-    size_t in = client->in.capacity + waits + client->waiting_bytes + client->watching_bytes;
+    size_t waits = client->missing * (sizeof(tddp_server_wait) + TDDP_STORE_ENTRY_BYTES);
+    size_t in = client->in.capacity + waits + client->waiting_bytes + client->prefix.capacity;
     size_t out = client->out.capacity;
     if (client->dropped) {
         in = out = 0;
@@ -33,7 +33,9 @@ void tddp_server_count_buffers(tddp_store_server *server, tddp_server_client *cl
 static tddp_server_client *largest(tddp_store_server *server)
 {
     tddp_server_client *found = NULL;
-    for (tddp_server_client *each = server->clients; each; each = each->next) {
+    tddp_server_client *each;
+    LIST_FOREACH(each, &server->clients, of_all)
+    {
         if (!each->dropped && (!found || each->in_bytes > found->in_bytes)) {
             found = each;
         }
@@ -83,6 +85,7 @@ static uint64_t answer_bytes(const tddp_store_server *server, const tddp_wire_re
         }
         return bytes;
     case TDDP_WIRE_LIST_KEYS:
+    case TDDP_WIRE_WATCH:
         return server->values.bytes;
     default:
         return 0;
@@ -106,7 +109,9 @@ void tddp_server_resume(tddp_store_server *server)
         return;
     }
     server->held_at = 0;
-    for (tddp_server_client *each = server->clients; each; each = each->next) {
+    tddp_server_client *each;
+    LIST_FOREACH(each, &server->clients, of_all)
+    {
         if (!each->dropped && each->in.size && each->in.size >= each->in_needed) {
             tddp_server_client_unsent(server, each);
         }

@@ -49,12 +49,6 @@ static void watch(tddp_store_server *server, tddp_server_client *client)
     }
 }
 
-static void refuse(tddp_store_server *server, int fd, const tddp_net_address *from, const char *why)
-{
-    tddp_server_say(server, "cannot serve", from, why);
-    tddp_net_close(fd);
-}
-
 /* Makes room for a new connection by dropping one that has not completed a message. */
 static void make_room(tddp_store_server *server)
 {
@@ -66,34 +60,31 @@ static void make_room(tddp_store_server *server)
 
 void tddp_server_client_add(tddp_store_server *server, int fd, const tddp_net_address *from)
 {
+    char why[96];
     make_room(server);
-    if (server->client_count >= server->most_clients) {
-        char why[96];
-        snprintf(why, sizeof why, "there are %llu already (TDDP_STORE_MAX_CLIENTS)",
-                 (unsigned long long)server->client_count);
-        refuse(server, fd, from, why);
-        return;
-    }
-    tddp_server_client *client = tddp_alloc(sizeof *client);
+    snprintf(why, sizeof why, "there are %llu already (TDDP_STORE_MAX_CLIENTS)",
+             (unsigned long long)server->client_count);
+    bool full = server->client_count >= server->most_clients;
+    tddp_server_client *client = full ? NULL : tddp_alloc(sizeof *client);
     atomic_int *slot = client ? take_slot(server, fd) : NULL;
     struct epoll_event event = {.events = EPOLLIN, .data = {.ptr = client}};
     if (!slot || epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, fd, &event)) {
-        refuse(server, fd, from, slot ? strerror(errno) : tddp_error_message());
+        tddp_server_say(server, "cannot serve", from,
+                        full   ? why
+                        : slot ? strerror(errno)
+                               : tddp_error_message());
         if (slot) {
             atomic_store(slot, 0);
         }
         free(client);
+        tddp_net_close(fd);
         return;
     }
     client->fd = fd;
     client->slot = slot;
     client->address = *from;
     client->events = EPOLLIN;
-    client->next = server->clients;
-    if (client->next) {
-        client->next->previous = client;
-    }
-    server->clients = client;
+    LIST_INSERT_HEAD(&server->clients, client, of_all);
     server->client_count++;
     server->pending_count++;
     tddp_server_late(server, client);
@@ -114,7 +105,8 @@ void tddp_server_client_drop(tddp_store_server *server, tddp_server_client *clie
     }
     client->dropped = true;
     tddp_server_wait_cancel(client);
-    tddp_server_watch_cancel(client);
+    tddp_server_watch_end(client);
+    tddp_server_delete_owned(server, client);
     tddp_server_forget(server, client);
     server->client_count--;
     /* A forked child may hold a copy, and then closing alone would not end the watch. */
@@ -130,14 +122,7 @@ void tddp_server_clients_reap(tddp_store_server *server)
     while (server->dropped) {
         tddp_server_client *client = server->dropped;
         server->dropped = client->next_dropped;
-        if (client->previous) {
-            client->previous->next = client->next;
-        } else {
-            server->clients = client->next;
-        }
-        if (client->next) {
-            client->next->previous = client->previous;
-        }
+        LIST_REMOVE(client, of_all);
         tddp_bytes_free(&client->in);
         tddp_bytes_free(&client->out);
         free(client);
@@ -146,8 +131,8 @@ void tddp_server_clients_reap(tddp_store_server *server)
 
 void tddp_server_clients_drop(tddp_store_server *server)
 {
-    while (server->clients) {
-        tddp_server_client_drop(server, server->clients, NULL);
+    while (!LIST_EMPTY(&server->clients)) {
+        tddp_server_client_drop(server, LIST_FIRST(&server->clients), NULL);
         tddp_server_clients_reap(server);
     }
 }
@@ -167,9 +152,7 @@ void tddp_server_client_unsent(tddp_store_server *server, tddp_server_client *cl
 {
     if (!client->unsent) {
         client->unsent = true;
-        client->next_unsent = NULL;
-        *server->unsent_end = client;
-        server->unsent_end = &client->next_unsent;
+        STAILQ_INSERT_TAIL(&server->unsent, client, of_unsent);
     }
 }
 
@@ -182,7 +165,7 @@ static tddp_status carry_out(tddp_store_server *server, tddp_server_client *clie
     }
     tddp_status status = tddp_server_execute(server, client, request);
     if (status == TDDP_OK && !client->admitted && !client->dropped) {
-        status = tddp_server_admit(server, client, request->kind);
+        tddp_server_admit(server, client, request->kind);
     }
     return status;
 }
@@ -269,6 +252,7 @@ void tddp_server_client_take(tddp_store_server *server, tddp_server_client *clie
                              const char *data, size_t size)
 {
     client->received = true;
+    tddp_server_note_received(client);
     client->moved += client->out.size ? 0 : size;
     bool completed = take_bytes(server, client, data, size);
     tddp_server_note_progress(server, client, completed);
@@ -313,12 +297,9 @@ static void flush(tddp_store_server *server, tddp_server_client *client)
 
 void tddp_server_flush_unsent(tddp_store_server *server)
 {
-    while (server->unsent) {
-        tddp_server_client *client = server->unsent;
-        server->unsent = client->next_unsent;
-        if (!server->unsent) {
-            server->unsent_end = &server->unsent;
-        }
+    while (!STAILQ_EMPTY(&server->unsent)) {
+        tddp_server_client *client = STAILQ_FIRST(&server->unsent);
+        STAILQ_REMOVE_HEAD(&server->unsent, of_unsent);
         client->unsent = false;
         if (!client->dropped) {
             flush(server, client);

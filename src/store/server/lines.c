@@ -30,20 +30,19 @@ void tddp_server_say(tddp_store_server *server, const char *what, const tddp_net
 {
     char text[TDDP_NET_TEXT_BYTES];
     tddp_server_lines *lines = &server->lines;
-    if (lines->left_out == 0 && may_write(lines)) {
-        tddp_log(TDDP_LOG_WARN, "store", "%s client %s: %s", what, tddp_net_text(address, text),
-                 why);
-        return;
-    }
-    lines->left_out++;
     (void)snprintf(lines->last, sizeof lines->last, "%s client %s: %s", what,
                    tddp_net_text(address, text), why);
+    if (lines->left_out == 0 && may_write(lines)) {
+        tddp_log(TDDP_LOG_WARN, "store", "%s", lines->last);
+    } else {
+        lines->left_out++;
+    }
 }
 
-int tddp_server_lines_due(const tddp_store_server *server)
+int64_t tddp_server_lines_due(const tddp_store_server *server)
 {
     const tddp_server_lines *lines = &server->lines;
-    return lines->left_out ? tddp_deadline_poll_ms(lines->since_ns + each_ns) : -1;
+    return lines->left_out ? lines->since_ns + each_ns : 0;
 }
 
 void tddp_server_say_rest(tddp_store_server *server, bool end)

@@ -44,14 +44,57 @@ static tddp_status run_ping(const context *c)
     return tddp_wire_put_u32(out(c), (uint32_t)c->request->number);
 }
 
+/* Refuses what would make all that is stored too large; what makes it smaller is welcome. `entry`:
+ * whose value would be replaced, or NULL. */
+static tddp_status check_total(const tddp_store_server *server, const tddp_store_entry *entry,
+                               tddp_slice key, size_t bytes)
+{
+    uint64_t total = server->values.bytes + server->queues.bytes;
+    uint64_t more = entry ? bytes : TDDP_STORE_ENTRY_BYTES + key.size + bytes;
+    uint64_t less = entry ? entry->value.size : 0;
+    if (more <= less || total - less + more <= server->most_bytes) {
+        return TDDP_OK;
+    }
+    return tddp_fail(TDDP_STORE,
+                     "a value of %zu bytes, where %llu of at most %llu are stored already "
+                     "(TDDP_STORE_MAX_TOTAL_BYTES)",
+                     bytes, (unsigned long long)total, (unsigned long long)server->most_bytes);
+}
+
+/* The key has got this value: it belongs to no client, and is what others wait for. */
+static void note_stored(const context *c, tddp_store_entry *entry)
+{
+    tddp_server_disown(c->server, entry);
+    tddp_server_wake(c->server, &c->server->waits, tddp_store_entry_key(entry), SIZE_MAX);
+    tddp_server_note_change(c->server, tddp_store_entry_key(entry));
+}
+
+void tddp_server_delete(tddp_store_server *server, tddp_store_entry *entry)
+{
+    tddp_server_disown(server, entry);
+    tddp_server_note_change(server, tddp_store_entry_key(entry));
+    tddp_store_map_remove(&server->values, entry);
+}
+
+static tddp_store_entry *find(const context *c, tddp_slice key)
+{
+    return tddp_store_map_find(&c->server->values, key);
+}
+
 static tddp_status set_value(const context *c, tddp_slice key, tddp_slice value)
 {
-    tddp_server_change change;
-    tddp_status status = tddp_server_change_begin(c->server, key, value.size, &change);
-    if (status == TDDP_OK) {
-        status = tddp_store_values_set(&c->server->values, key, value);
+    tddp_store_entry *entry = find(c, key);
+    if (entry &&
+        tddp_slices_equal(tddp_store_entry_value(entry), value)) { /* no change to anybody */
+        tddp_server_disown(c->server, entry);
+        return TDDP_OK;
     }
-    return tddp_server_change_end(&change, status);
+    tddp_status status = check_total(c->server, entry, key, value.size);
+    status = status ? status : tddp_store_values_set(&c->server->values, key, value);
+    if (status == TDDP_OK) {
+        note_stored(c, find(c, key));
+    }
+    return status;
 }
 
 static tddp_status run_set(const context *c)
@@ -62,21 +105,24 @@ static tddp_status run_set(const context *c)
 static tddp_status run_append(const context *c)
 {
     const tddp_wire_request *r = c->request;
-    const tddp_store_entry *entry = tddp_store_map_find(&c->server->values, r->key);
+    const tddp_store_entry *entry = find(c, r->key);
+    tddp_slice more = r->values[0];
     size_t present = entry ? entry->value.size : 0;
-    if (present > c->server->limits.value_bytes - r->values[0].size) {
+    if (present == 0 || more.size == 0) {
+        return set_value(c, r->key, present ? tddp_store_entry_value(entry) : more);
+    }
+    if (present > c->server->limits.value_bytes - more.size) {
         return tddp_fail(TDDP_STORE,
                          "APPEND would make a value of more than %llu bytes "
                          "(TDDP_STORE_MAX_VALUE_BYTES)",
                          (unsigned long long)c->server->limits.value_bytes);
     }
-    tddp_server_change change;
-    tddp_status status =
-        tddp_server_change_begin(c->server, r->key, present + r->values[0].size, &change);
+    tddp_status status = check_total(c->server, entry, r->key, present + more.size);
+    status = status ? status : tddp_store_values_append(&c->server->values, r->key, more);
     if (status == TDDP_OK) {
-        status = tddp_store_values_append(&c->server->values, r->key, r->values[0]);
+        note_stored(c, find(c, r->key));
     }
-    return tddp_server_change_end(&change, status);
+    return status;
 }
 
 static tddp_status run_compare_set(const context *c)
@@ -89,23 +135,24 @@ static tddp_status run_compare_set(const context *c)
     return status == TDDP_OK && stored ? set_value(c, r->key, r->values[1]) : status;
 }
 
-/* A part of an answer that may be much longer than its request. */
-static tddp_status put_part(const context *c, tddp_slice part)
+tddp_status tddp_server_put_part(const tddp_store_server *server, tddp_server_client *client,
+                                 tddp_slice part)
 {
-    uint64_t most = ANSWER_REQUESTS * c->server->limits.request_bytes;
-    if (out(c)->size - c->client->out_sent + 8 + part.size > most) {
+    uint64_t most = ANSWER_REQUESTS * server->limits.request_bytes;
+    if (client->out.size - client->out_sent + 8 + part.size > most) {
         return tddp_fail(TDDP_STORE,
                          "more than %llu bytes of answers wait for it "
                          "(TDDP_STORE_MAX_REQUEST_BYTES)",
                          (unsigned long long)most);
     }
-    return tddp_wire_put_string(out(c), part);
+    return tddp_wire_put_string(&client->out, part);
 }
 
 static tddp_status put_value(const context *c, tddp_slice key)
 {
-    const tddp_store_entry *entry = tddp_store_map_find(&c->server->values, key);
-    return put_part(c, entry ? tddp_store_entry_value(entry) : (tddp_slice){"", 0});
+    const tddp_store_entry *entry = find(c, key);
+    return tddp_server_put_part(c->server, c->client,
+                                entry ? tddp_store_entry_value(entry) : (tddp_slice){"", 0});
 }
 
 static tddp_status run_get(const context *c)
@@ -113,20 +160,23 @@ static tddp_status run_get(const context *c)
     return put_value(c, c->request->key);
 }
 
+static tddp_status sum_of(const context *c, int64_t delta, int64_t *out)
+{
+    return tddp_store_values_sum(&c->server->values, c->request->key, delta, out);
+}
+
+static tddp_status set_number(const context *c, int64_t number)
+{
+    char text[TDDP_STORE_NUMBER_BYTES];
+    return set_value(c, c->request->key, tddp_store_number(number, text));
+}
+
 static tddp_status run_add(const context *c)
 {
-    const tddp_wire_request *r = c->request;
     int64_t sum;
-    tddp_server_change change;
-    tddp_status status =
-        tddp_server_change_begin(c->server, r->key, TDDP_STORE_NUMBER_BYTES, &change);
-    if (status == TDDP_OK) {
-        status = tddp_store_values_add(&c->server->values, r->key, r->number, &sum);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_wire_put_u64(out(c), (uint64_t)sum);
-    }
-    return tddp_server_change_end(&change, status);
+    tddp_status status = sum_of(c, c->request->number, &sum);
+    status = status ? status : tddp_wire_put_u64(out(c), (uint64_t)sum);
+    return status ? status : set_number(c, sum);
 }
 
 static tddp_status run_check(const context *c)
@@ -171,17 +221,11 @@ static tddp_status run_num_keys(const context *c)
 
 static tddp_status run_delete_key(const context *c)
 {
-    tddp_server_change change;
-    if (!tddp_store_map_find(&c->server->values, c->request->key)) {
-        return tddp_wire_put_u64(out(c), 0);
+    tddp_store_entry *entry = find(c, c->request->key);
+    if (entry) {
+        tddp_server_delete(c->server, entry);
     }
-    tddp_status status = tddp_server_change_begin(c->server, c->request->key, 0, &change);
-    if (status == TDDP_OK) {
-        (void)tddp_store_values_delete(&c->server->values, c->request->key);
-    }
-    /* As in PyTorch's, the event precedes the answer. */
-    status = tddp_server_change_end(&change, status);
-    return status ? status : tddp_wire_put_u64(out(c), 1);
+    return tddp_wire_put_u64(out(c), entry != NULL);
 }
 
 static tddp_status run_multi_get(const context *c)
@@ -210,7 +254,7 @@ static tddp_status run_multi_set(const context *c)
 static tddp_status run_queue_push(const context *c)
 {
     const tddp_wire_request *r = c->request;
-    tddp_status status = tddp_server_check_total(c->server, NULL, r->key, r->values[0].size);
+    tddp_status status = check_total(c->server, NULL, r->key, r->values[0].size);
     status = status ? status : tddp_store_queues_push(&c->server->queues, r->key, r->values[0]);
     if (status == TDDP_OK) {
         tddp_server_wake(c->server, &c->server->waits, r->key, 1);
@@ -228,14 +272,13 @@ static tddp_status run_queue_pop(const context *c)
     tddp_store_map *queues = &c->server->queues;
     tddp_slice key = c->request->key;
     tddp_slice oldest;
-    tddp_blob taken;
     tddp_status status = run_queue_len(c);
     if (status || !tddp_store_queues_first(queues, key, &oldest)) {
         return status;
     }
     status = tddp_wire_put_string(out(c), oldest);
-    if (status == TDDP_OK && tddp_store_queues_pop(queues, key, &taken)) {
-        tddp_blob_free(&taken);
+    if (status == TDDP_OK) {
+        tddp_store_queues_drop(queues, key);
     }
     return status;
 }
@@ -246,7 +289,7 @@ static tddp_status run_list_keys(const context *c)
     tddp_status status = tddp_wire_put_u64(out(c), values->count);
     const tddp_store_entry *entry = tddp_store_map_next(values, NULL);
     while (entry && status == TDDP_OK) {
-        status = put_part(c, tddp_store_entry_key(entry));
+        status = tddp_server_put_part(c->server, c->client, tddp_store_entry_key(entry));
         entry = tddp_store_map_next(values, entry);
     }
     return status;
@@ -256,14 +299,9 @@ static tddp_status run_barrier(const context *c)
 {
     const tddp_wire_request *r = c->request;
     int64_t arrived;
-    tddp_server_change change;
     tddp_server_wait_cancel(c->client);
-    tddp_status status =
-        tddp_server_change_begin(c->server, r->key, TDDP_STORE_NUMBER_BYTES, &change);
-    if (status == TDDP_OK) {
-        status = tddp_store_values_add(&c->server->values, r->key, 1, &arrived);
-    }
-    status = tddp_server_change_end(&change, status);
+    tddp_status status = sum_of(c, 1, &arrived);
+    status = status ? status : set_number(c, arrived);
     if (status) {
         return status;
     }
@@ -277,10 +315,34 @@ static tddp_status run_barrier(const context *c)
     return status;
 }
 
-static tddp_status run_watch_key(const context *c)
+static tddp_status run_set_ephemeral(const context *c)
 {
-    tddp_status status = tddp_server_watch(c->server, c->client, c->request->key);
-    return status ? status : tddp_wire_put_byte(out(c), TDDP_WIRE_WATCHING);
+    const tddp_wire_request *r = c->request;
+    const tddp_store_entry *present = find(c, r->key);
+    const tddp_server_ephemeral *owner = present ? present->data : NULL;
+    bool lost = r->flag && present && !(owner && owner->client == c->client);
+    tddp_status status = tddp_wire_put_byte(out(c), lost ? TDDP_WIRE_LOST : TDDP_WIRE_WON);
+    status = status ? status
+                    : tddp_server_put_part(c->server, c->client,
+                                           lost ? tddp_store_entry_value(present) : r->values[0]);
+    if (status || lost) {
+        return status;
+    }
+    status = set_value(c, r->key, r->values[0]);
+    if (status) {
+        return status;
+    }
+    tddp_store_entry *entry = find(c, r->key);
+    status = tddp_server_own(c->server, c->client, entry, r->number);
+    if (status) {
+        tddp_server_delete(c->server, entry); /* it would stay for ever */
+    }
+    return status;
+}
+
+static tddp_status run_watch(const context *c)
+{
+    return tddp_server_watch(c->server, c->client, c->request->key, c->request->flag);
 }
 
 static tddp_status (*const run[TDDP_WIRE_KINDS])(const context *) = {
@@ -303,7 +365,8 @@ static tddp_status (*const run[TDDP_WIRE_KINDS])(const context *) = {
     [TDDP_WIRE_QUEUE_LEN] = run_queue_len,
     [TDDP_WIRE_LIST_KEYS] = run_list_keys,
     [TDDP_WIRE_BARRIER] = run_barrier,
-    [TDDP_WIRE_WATCH_KEY] = run_watch_key,
+    [TDDP_WIRE_SET_EPHEMERAL] = run_set_ephemeral,
+    [TDDP_WIRE_WATCH] = run_watch,
 };
 
 tddp_status tddp_server_execute(tddp_store_server *server, tddp_server_client *client,

@@ -80,13 +80,17 @@ static void accept_clients(tddp_store_server *server, int listen_fd)
     }
 }
 
+/* The milliseconds for which epoll_wait may sleep; -1: there is no end. */
 static int until_something_is_due(const tddp_store_server *server)
 {
-    int accept = server->accept_again_ns ? tddp_deadline_poll_ms(server->accept_again_ns) : -1;
-    int late = server->late ? tddp_deadline_poll_ms(server->late->late_ns) : -1;
-    int line = tddp_server_lines_due(server);
-    int due = accept < 0 || (late >= 0 && late < accept) ? late : accept;
-    return due < 0 || (line >= 0 && line < due) ? line : due;
+    const tddp_server_client *late = TAILQ_FIRST(&server->late);
+    const int64_t moments[] = {server->accept_again_ns, late ? late->late_ns : 0, server->expire_ns,
+                               tddp_server_lines_due(server)};
+    int64_t first = 0;
+    for (size_t i = 0; i < sizeof moments / sizeof *moments; i++) {
+        first = moments[i] && (first == 0 || moments[i] < first) ? moments[i] : first;
+    }
+    return first ? tddp_deadline_poll_ms(first) : -1;
 }
 
 /* False if the server is to stop. */
@@ -146,9 +150,11 @@ static void *server_body(void *data)
         }
         if (count < EVENTS) { /* else what late clients sent may still be unread */
             tddp_server_late_drop(server);
+            tddp_server_expire(server);
         }
         tddp_server_say_rest(server, false);
         tddp_server_resume(server);
+        tddp_server_answer_watches(server);
         tddp_server_clients_reap(server);
         tddp_server_check_departures(server);
     }
@@ -200,8 +206,6 @@ void tddp_server_clear(tddp_store_server *server)
     tddp_store_queues_clear(&server->queues);
     tddp_store_map_clear(&server->waits);
     tddp_store_map_clear(&server->barriers);
-    tddp_store_map_clear(&server->watches);
-    tddp_store_map_clear(&server->legacy_hosts);
 }
 
 static void close_and_free(tddp_store_server *server)
@@ -244,7 +248,6 @@ static tddp_status start(const tddp_store_server_opts *opts, tddp_store_server *
     server->epoll_fd = -1;
     server->wake_fd = -1;
     pthread_mutex_init(&server->departures_mutex, NULL);
-    server->unsent_end = &server->unsent;
     tddp_status status = tddp_server_configure(server, opts);
     if (status && status != TDDP_INVALID_ARGUMENT) {
         tddp_net_close(opts->listen_fd);
@@ -256,10 +259,10 @@ static tddp_status start(const tddp_store_server_opts *opts, tddp_store_server *
         status ? status : tddp_thread_start(&server->thread, "tddp-store", server_body, server);
     if (status) {
         close_and_free(server);
-        return status;
+    } else {
+        *out = server;
     }
-    *out = server;
-    return TDDP_OK;
+    return status;
 }
 
 void tddp_store_server_opts_init(tddp_store_server_opts *opts, size_t size)

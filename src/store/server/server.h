@@ -10,7 +10,9 @@
  *   buffers.c   the memory of all clients' buffers
  *   await_clients.c   waits for the clients to leave
  *   requests.c  executes requests
- *   waits.c     which clients wait for a key, and which watch one
+ *   waits.c     which clients wait for a key
+ *   watches.c   which clients watch a prefix
+ *   ephemeral.c keys that go with their client
  *
  * All but start and stop run on the server's one thread.
  */
@@ -19,6 +21,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/queue.h>
 #include <sys/types.h>
 
 #include "net/net.h"
@@ -29,9 +32,8 @@
 #include <tddp/store.h>
 
 typedef struct tddp_server_client tddp_server_client;
-typedef struct tddp_server_departure tddp_server_departure;
 
-/* One key that a client waits for or watches: in the key's list and in its client's. */
+/* One key that a client waits for: in the key's list and in its client's. */
 typedef struct tddp_server_wait {
     struct tddp_server_wait *next; /* of the same key */
     struct tddp_server_wait *previous;
@@ -41,13 +43,20 @@ typedef struct tddp_server_wait {
     tddp_server_client *client;
 } tddp_server_wait;
 
+/* A key that goes with its client: `data` of its entry in the server's values. */
+typedef struct tddp_server_ephemeral {
+    LIST_ENTRY(tddp_server_ephemeral) of_client;
+    tddp_store_entry *entry;
+    tddp_server_client *client;
+    int64_t limit_ns; /* 0: none */
+} tddp_server_ephemeral;
+
 struct tddp_server_client {
-    tddp_server_client *next; /* of all clients */
-    tddp_server_client *previous;
-    tddp_server_client *next_unsent; /* of those with fresh output */
+    LIST_ENTRY(tddp_server_client) of_all;
+    STAILQ_ENTRY(tddp_server_client) of_unsent; /* those with fresh output */
+    LIST_ENTRY(tddp_server_client) of_watching;
+    TAILQ_ENTRY(tddp_server_client) of_late; /* that owe the rest of a message, or its reading */
     tddp_server_client *next_dropped;
-    tddp_server_client *next_late; /* of those that owe the rest of a message, or its reading */
-    tddp_server_client *previous_late;
     int64_t late_ns; /* 0, or the end of the period in which it must move enough */
     uint64_t moved;  /* bytes in this period */
     size_t in_bytes; /* what is counted of it in the server's sums */
@@ -71,9 +80,13 @@ struct tddp_server_client {
     tddp_server_wait *waits;
     size_t missing;       /* keys that the pending wait still lacks */
     size_t waiting_bytes; /* what its keys take */
-    tddp_server_wait *watches;
-    size_t watching; /* how many */
-    size_t watching_bytes;
+    bool watching;        /* what begins with the prefix */
+    bool changed;         /* something of it, since the client was told */
+    bool watch_waits;     /* a request is to be answered once something has changed */
+    tddp_bytes prefix;
+    LIST_HEAD(, tddp_server_ephemeral) ephemerals;
+    int64_t received_ns; /* if it has ephemeral keys: when it sent something last */
+    bool overdue;        /* it seemed too long when looked at last */
 };
 
 /* Descriptors of all connections, in a form that is consistent at every moment, since a fork may
@@ -102,9 +115,9 @@ struct tddp_store_server {
     int epoll_fd;
     int wake_fd;
     atomic_bool stopping;
-    pthread_mutex_t departures_mutex;  /* guards the list and what is in it */
-    tddp_server_departure *departures; /* threads that wait for the clients to leave */
-    atomic_bool departures_awaited;    /* the list is not empty */
+    pthread_mutex_t departures_mutex; /* guards the list and what is in it */
+    tddp_waiter *departures;          /* threads that wait for the clients to leave */
+    atomic_bool departures_awaited;   /* the list is not empty */
     tddp_wire_limits limits;
     uint64_t most_bytes;
     uint64_t most_clients;
@@ -114,25 +127,24 @@ struct tddp_store_server {
     char *secret;            /* NULL: none */
     int64_t accept_again_ns; /* 0, or accepting rests until then */
     int64_t accept_logged_ns;
-    int64_t eviction_logged_ns;
     tddp_server_lines lines;
-    tddp_server_client *clients;
+    LIST_HEAD(, tddp_server_client) clients;
     uint64_t client_count;
     uint64_t pending_count; /* of those, not admitted yet */
     uint64_t in_bytes;      /* the clients' buffers */
     uint64_t out_bytes;
-    uint64_t held_at;         /* out_bytes when a request was held back last; 0: none is */
-    tddp_server_client *late; /* the longest first */
-    tddp_server_client *last_late;
-    tddp_server_client *unsent;
-    tddp_server_client **unsent_end;
+    uint64_t held_at; /* out_bytes when a request was held back last; 0: none is */
+    TAILQ_HEAD(, tddp_server_client) late; /* the longest first */
+    STAILQ_HEAD(, tddp_server_client) unsent;
     tddp_server_client *dropped;
-    tddp_store_map values;
-    tddp_store_map queues;       /* see queue.h */
-    tddp_store_map waits;        /* data: first tddp_server_wait */
-    tddp_store_map barriers;     /* the same */
-    tddp_store_map watches;      /* the same */
-    tddp_store_map legacy_hosts; /* addresses of 1.13 clients; data: how many */
+    tddp_store_map values;   /* data: NULL, or its tddp_server_ephemeral */
+    tddp_store_map queues;   /* see queue.h */
+    tddp_store_map waits;    /* data: first tddp_server_wait */
+    tddp_store_map barriers; /* the same */
+    LIST_HEAD(, tddp_server_client) watching;
+    bool changed;         /* for at least one of them */
+    int64_t expire_ns;    /* 0, or no ephemeral key may have expired before */
+    uint64_t old_clients; /* admitted, of PyTorch 1.13 */
     tddp_server_slots slots;
     struct tddp_store_server *next_abandoned;
     char scratch[64 << 10]; /* what was read last */
@@ -171,8 +183,7 @@ TDDP_NODISCARD tddp_status tddp_server_authenticate(tddp_store_server *server,
 
 /* After a request of a client that is not admitted was carried out: lets it in if that is enough.
  */
-TDDP_NODISCARD tddp_status tddp_server_admit(tddp_store_server *server, tddp_server_client *client,
-                                             tddp_wire_kind kind);
+void tddp_server_admit(tddp_store_server *server, tddp_server_client *client, tddp_wire_kind kind);
 
 /* From now on (again) the client owes something; until it is given up, or has paid. */
 void tddp_server_late(tddp_store_server *server, tddp_server_client *client);
@@ -198,8 +209,8 @@ void tddp_server_note_progress(tddp_store_server *server, tddp_server_client *cl
 void tddp_server_say(tddp_store_server *server, const char *what, const tddp_net_address *address,
                      const char *why);
 
-/* Milliseconds until there is a line to write; -1: there is none. */
-int tddp_server_lines_due(const tddp_store_server *server);
+/* When there is a line to write; 0: there is none. */
+int64_t tddp_server_lines_due(const tddp_store_server *server);
 
 /* Once a round: writes it; at the `end` of the server also before its time. */
 void tddp_server_say_rest(tddp_store_server *server, bool end);
@@ -271,6 +282,13 @@ TDDP_NODISCARD tddp_status tddp_server_execute(tddp_store_server *server,
                                                tddp_server_client *client,
                                                const tddp_wire_request *request);
 
+/* Adds a string to an answer that may be much longer than its request. */
+TDDP_NODISCARD tddp_status tddp_server_put_part(const tddp_store_server *server,
+                                                tddp_server_client *client, tddp_slice part);
+
+/* Deletes a key. */
+void tddp_server_delete(tddp_store_server *server, tddp_store_entry *entry);
+
 /* --- waits.c --------------------------------------------------------------------------------- */
 
 /* Notes that the client lacks a key of `map`. */
@@ -281,37 +299,39 @@ TDDP_NODISCARD tddp_status tddp_server_wait_for(tddp_store_map *map, tddp_server
  * all theirs. */
 void tddp_server_wake(tddp_store_server *server, tddp_store_map *map, tddp_slice key, size_t limit);
 
-/* Forgets what a client waits for. */
+/* Forgets what a client waits for, a change too. */
 void tddp_server_wait_cancel(tddp_server_client *client);
 
-/* From now on the client is notified of every change of the key's value. */
+/* --- watches.c ------------------------------------------------------------------------------- */
+
+/* Answers a client with what begins with the prefix, now or once something of it has changed since
+ * it was told last. */
 TDDP_NODISCARD tddp_status tddp_server_watch(tddp_store_server *server, tddp_server_client *client,
-                                             tddp_slice key);
+                                             tddp_slice prefix, bool at_once);
+
+/* A key has got another value, or is deleted. */
+void tddp_server_note_change(tddp_store_server *server, tddp_slice key);
+
+/* Once a round: answers those whose prefix has changed, and sends the answers. */
+void tddp_server_answer_watches(tddp_store_server *server);
 
 /* Forgets what a client watches. */
-void tddp_server_watch_cancel(tddp_server_client *client);
+void tddp_server_watch_end(tddp_server_client *client);
 
-/* One change of a value: the old one is kept only if a client watches the key. */
-typedef struct tddp_server_change {
-    tddp_store_server *server;
-    tddp_slice key; /* borrowed */
-    bool watched;
-    bool existed;
-    tddp_bytes old;
-} tddp_server_change;
+/* --- ephemeral.c ----------------------------------------------------------------------------- */
 
-/* Refuses what would make all that is stored too large; what makes it smaller is welcome. `values`
- * is the map in which a value of the key would be replaced, or NULL. */
-TDDP_NODISCARD tddp_status tddp_server_check_total(const tddp_store_server *server,
-                                                   const tddp_store_map *values, tddp_slice key,
-                                                   size_t bytes);
+/* The key, which is stored, is the client's from now on, with a limit (0: none). */
+TDDP_NODISCARD tddp_status tddp_server_own(tddp_store_server *server, tddp_server_client *client,
+                                           tddp_store_entry *entry, int64_t limit_ms);
 
-/* Before a value is changed to one of `bytes`. End it in any case. */
-TDDP_NODISCARD tddp_status tddp_server_change_begin(tddp_store_server *server, tddp_slice key,
-                                                    size_t bytes, tddp_server_change *out);
+/* It is an ordinary key from now on, or none soon. */
+void tddp_server_disown(tddp_store_server *server, tddp_store_entry *entry);
 
-/* After it: with TDDP_OK, wakes clients that wait for the key and notifies those that watch it.
- * Returns `status`. */
-tddp_status tddp_server_change_end(tddp_server_change *change, tddp_status status);
+/* The client has sent something. */
+void tddp_server_note_received(tddp_server_client *client);
+
+/* Deletes the keys of clients that have sent nothing for too long, and of one that leaves. */
+void tddp_server_expire(tddp_store_server *server);
+void tddp_server_delete_owned(tddp_store_server *server, tddp_server_client *client);
 
 #endif

@@ -1,46 +1,42 @@
 /*
  * The operations of a TCP store: each serialises a request, sends it, and parses the answer. Any
- * thread. Users' keys begin with a slash on the wire. exchange.c has the lock, the deadlines and
- * the state of the connection.
+ * thread. exchange.c has the lock, the deadlines and the state of the connection.
  */
 #include <stdlib.h>
 
 #include "store/server/server.h"
 #include "store/tcp/tcp.h"
 
-tddp_status tddp_tcp_put_key(tddp_bytes *to, tddp_slice key)
-{
-    tddp_status status = tddp_wire_put_u64(to, key.size + 1);
-    status = status ? status : tddp_wire_put_byte(to, '/');
-    return status ? status : tddp_bytes_append(to, key.data, key.size);
-}
-
-static tddp_status put_keys(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
-                            const tddp_slice *keys, size_t count)
-{
-    tddp_bytes *request = &exchange->request;
-    tddp_status status = tddp_tcp_put_kind(exchange, kind);
-    status = status ? status : tddp_wire_put_u64(request, count);
-    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
-        status = tddp_tcp_put_key(request, keys[i]);
-    }
-    return status;
-}
-
-/* SET and APPEND: no answer. */
-static tddp_status send_value(tddp_tcp_exchange *exchange, tddp_wire_kind kind, tddp_slice key,
-                              tddp_slice value)
+tddp_status tddp_tcp_send_value(tddp_tcp_exchange *exchange, tddp_wire_kind kind, tddp_slice key,
+                                tddp_slice value)
 {
     tddp_status status = tddp_tcp_put_head(exchange, kind, key);
     status = status ? status : tddp_wire_put_string(&exchange->request, value);
     return tddp_tcp_send(exchange, status);
 }
 
-static tddp_status tcp_set(tddp_store *store, tddp_slice key, tddp_slice value,
-                           const tddp_store_call *call)
+/* Whether several keys are several requests. */
+static bool one_by_one(const tddp_tcp_exchange *exchange, size_t count)
 {
-    TDDP_TCP_BEGIN("set");
-    return tddp_tcp_end(&exchange, send_value(&exchange, TDDP_WIRE_SET, key, value));
+    return count == 1 || tddp_tcp_is_legacy(exchange->store);
+}
+
+static tddp_status tcp_set(tddp_store *store, const tddp_slice *keys, const tddp_slice *values,
+                           size_t count, const tddp_store_call *call)
+{
+    TDDP_TCP_BEGIN(count == 1 ? "set" : "multi_set");
+    bool singly = one_by_one(&exchange, count);
+    tddp_bytes *request = &exchange.request;
+    if (!singly) {
+        status = tddp_tcp_put_kind(&exchange, TDDP_WIRE_MULTI_SET);
+        status = status ? status : tddp_wire_put_u64(request, count);
+    }
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        status = singly ? tddp_tcp_put_head(&exchange, TDDP_WIRE_SET, keys[i])
+                        : tddp_wire_put_string(request, keys[i]);
+        status = status ? status : tddp_wire_put_string(request, values[i]);
+    }
+    return tddp_tcp_end(&exchange, tddp_tcp_send(&exchange, status));
 }
 
 static tddp_status tcp_append(tddp_store *store, tddp_slice key, tddp_slice value,
@@ -49,39 +45,25 @@ static tddp_status tcp_append(tddp_store *store, tddp_slice key, tddp_slice valu
     TDDP_TCP_BEGIN("append");
     status = tddp_tcp_is_legacy(exchange.store)
                  ? tddp_tcp_legacy_append(&exchange, key, value)
-                 : send_value(&exchange, TDDP_WIRE_APPEND, key, value);
+                 : tddp_tcp_send_value(&exchange, TDDP_WIRE_APPEND, key, value);
     return tddp_tcp_end(&exchange, status);
 }
 
-static tddp_status tcp_get(tddp_store *store, tddp_slice key, const tddp_store_call *call,
-                           tddp_blob *out)
+static tddp_status tcp_get(tddp_store *store, const tddp_slice *keys, size_t count,
+                           const tddp_store_call *call, tddp_blob *out)
 {
-    TDDP_TCP_BEGIN("get");
-    status = tddp_tcp_wait(&exchange, &key, 1);
-    if (status == TDDP_OK) {
-        status = tddp_tcp_send(&exchange, tddp_tcp_put_head(&exchange, TDDP_WIRE_GET, key));
+    TDDP_TCP_BEGIN(count == 1 ? "get" : "multi_get");
+    bool singly = one_by_one(&exchange, count);
+    status = tddp_tcp_wait(&exchange, keys, count);
+    if (status == TDDP_OK && !singly) {
+        status = tddp_tcp_send(&exchange,
+                               tddp_tcp_put_keys(&exchange, TDDP_WIRE_MULTI_GET, keys, count));
     }
-    if (status == TDDP_OK) {
-        status = tddp_tcp_receive_blob(&exchange, out);
-    }
-    return tddp_tcp_end(&exchange, status);
-}
-
-tddp_status tddp_tcp_add(tddp_tcp_store *store, tddp_slice key, bool prefixed, int64_t delta,
-                         const tddp_store_call *call, int64_t *out)
-{
-    TDDP_TCP_BEGIN("add");
-    tddp_bytes *request = &exchange.request;
-    status = tddp_tcp_put_kind(&exchange, TDDP_WIRE_ADD);
-    if (status == TDDP_OK) {
-        status = prefixed ? tddp_tcp_put_key(request, key) : tddp_wire_put_string(request, key);
-    }
-    status = status ? status : tddp_wire_put_u64(request, (uint64_t)delta);
-    status = tddp_tcp_send(&exchange, status);
-    uint64_t sum;
-    status = status ? status : tddp_tcp_receive_u64(&exchange, &sum);
-    if (status == TDDP_OK) {
-        *out = (int64_t)sum;
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        if (singly) {
+            status = tddp_tcp_send(&exchange, tddp_tcp_put_head(&exchange, TDDP_WIRE_GET, keys[i]));
+        }
+        status = status ? status : tddp_tcp_receive_blob(&exchange, &out[i]);
     }
     return tddp_tcp_end(&exchange, status);
 }
@@ -89,28 +71,40 @@ tddp_status tddp_tcp_add(tddp_tcp_store *store, tddp_slice key, bool prefixed, i
 static tddp_status tcp_add(tddp_store *store, tddp_slice key, int64_t delta,
                            const tddp_store_call *call, int64_t *out)
 {
-    return tddp_tcp_add((tddp_tcp_store *)store, key, true, delta, call, out);
+    TDDP_TCP_BEGIN("add");
+    uint64_t sum;
+    status = tddp_tcp_put_number(&exchange, TDDP_WIRE_ADD, key, (uint64_t)delta);
+    status = tddp_tcp_ask(&exchange, status, &sum);
+    if (status == TDDP_OK) {
+        *out = (int64_t)sum;
+    }
+    return tddp_tcp_end(&exchange, status);
+}
+
+tddp_status tddp_tcp_swap(tddp_tcp_exchange *exchange, tddp_slice key, tddp_slice expected,
+                          tddp_slice desired, tddp_blob *out)
+{
+    tddp_status status = tddp_tcp_put_head(exchange, TDDP_WIRE_COMPARE_SET, key);
+    status = status ? status : tddp_wire_put_string(&exchange->request, expected);
+    status = status ? status : tddp_wire_put_string(&exchange->request, desired);
+    status = tddp_tcp_send(exchange, status);
+    return status ? status : tddp_tcp_receive_blob(exchange, out);
 }
 
 static tddp_status tcp_compare_set(tddp_store *store, tddp_slice key, tddp_slice expected,
                                    tddp_slice desired, const tddp_store_call *call, tddp_blob *out)
 {
     TDDP_TCP_BEGIN("compare_set");
-    status = tddp_tcp_put_head(&exchange, TDDP_WIRE_COMPARE_SET, key);
-    status = status ? status : tddp_wire_put_string(&exchange.request, expected);
-    status = status ? status : tddp_wire_put_string(&exchange.request, desired);
-    status = tddp_tcp_send(&exchange, status);
-    status = status ? status : tddp_tcp_receive_blob(&exchange, out);
-    return tddp_tcp_end(&exchange, status);
+    return tddp_tcp_end(&exchange, tddp_tcp_swap(&exchange, key, expected, desired, out));
 }
 
 static tddp_status tcp_delete_key(tddp_store *store, tddp_slice key, const tddp_store_call *call,
                                   int *deleted)
 {
     TDDP_TCP_BEGIN("delete_key");
-    status = tddp_tcp_send(&exchange, tddp_tcp_put_head(&exchange, TDDP_WIRE_DELETE_KEY, key));
     uint64_t count;
-    status = status ? status : tddp_tcp_receive_u64(&exchange, &count);
+    status =
+        tddp_tcp_ask(&exchange, tddp_tcp_put_head(&exchange, TDDP_WIRE_DELETE_KEY, key), &count);
     if (status == TDDP_OK) {
         *deleted = count > 0;
     }
@@ -120,9 +114,8 @@ static tddp_status tcp_delete_key(tddp_store *store, tddp_slice key, const tddp_
 static tddp_status tcp_num_keys(tddp_store *store, const tddp_store_call *call, int64_t *out)
 {
     TDDP_TCP_BEGIN("num_keys");
-    status = tddp_tcp_send(&exchange, tddp_tcp_put_kind(&exchange, TDDP_WIRE_NUM_KEYS));
     uint64_t count;
-    status = status ? status : tddp_tcp_receive_u64(&exchange, &count);
+    status = tddp_tcp_ask(&exchange, tddp_tcp_put_kind(&exchange, TDDP_WIRE_NUM_KEYS), &count);
     if (status == TDDP_OK) {
         *out = (int64_t)count;
     }
@@ -140,7 +133,8 @@ tddp_status tddp_tcp_look(tddp_tcp_exchange *exchange, const tddp_slice *keys, s
                           bool *there)
 {
     unsigned char answer;
-    tddp_status status = tddp_tcp_send(exchange, put_keys(exchange, TDDP_WIRE_CHECK, keys, count));
+    tddp_status status =
+        tddp_tcp_send(exchange, tddp_tcp_put_keys(exchange, TDDP_WIRE_CHECK, keys, count));
     status = status ? status : tddp_tcp_receive(exchange, &answer, 1);
     if (status == TDDP_OK && answer > TDDP_WIRE_NOT_READY) {
         status = tddp_fail(TDDP_PROTOCOL, "%s answered check with %u, expected 0 or 1",
@@ -163,46 +157,6 @@ static tddp_status tcp_check(tddp_store *store, const tddp_slice *keys, size_t c
         *all_exist = there;
     }
     return tddp_tcp_end(&exchange, status);
-}
-
-static tddp_status tcp_multi_get(tddp_store *store, const tddp_slice *keys, size_t count,
-                                 const tddp_store_call *call, tddp_blob *out)
-{
-    TDDP_TCP_BEGIN("multi_get");
-    status = tddp_tcp_wait(&exchange, keys, count);
-    if (status == TDDP_OK && tddp_tcp_is_legacy(exchange.store)) {
-        return tddp_tcp_end(&exchange, tddp_tcp_legacy_multi_get(&exchange, keys, count, out));
-    }
-    if (status == TDDP_OK) {
-        status = tddp_tcp_send(&exchange, put_keys(&exchange, TDDP_WIRE_MULTI_GET, keys, count));
-    }
-    if (status) {
-        return tddp_tcp_end(&exchange, status);
-    }
-    /* Every answer is read, also when memory has run out, so that the next call finds its own. */
-    for (size_t i = 0; i < count && tddp_tcp_is_connected(exchange.store); i++) {
-        tddp_status received = tddp_tcp_receive_blob(&exchange, &out[i]);
-        status = received ? received : status;
-    }
-    return tddp_tcp_end(&exchange, status);
-}
-
-static tddp_status tcp_multi_set(tddp_store *store, const tddp_slice *keys,
-                                 const tddp_slice *values, size_t count,
-                                 const tddp_store_call *call)
-{
-    TDDP_TCP_BEGIN("multi_set");
-    if (tddp_tcp_is_legacy(exchange.store)) {
-        return tddp_tcp_end(&exchange, tddp_tcp_legacy_multi_set(&exchange, keys, values, count));
-    }
-    tddp_bytes *request = &exchange.request;
-    status = tddp_tcp_put_kind(&exchange, TDDP_WIRE_MULTI_SET);
-    status = status ? status : tddp_wire_put_u64(request, count);
-    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
-        status = tddp_tcp_put_key(request, keys[i]);
-        status = status ? status : tddp_wire_put_string(request, values[i]);
-    }
-    return tddp_tcp_end(&exchange, tddp_tcp_send(&exchange, status));
 }
 
 static bool tcp_extended(const tddp_store *store)
@@ -231,29 +185,20 @@ static tddp_status tcp_await_clients(tddp_store *store, const tddp_slice *keys, 
                                      const tddp_store_call *call)
 {
     const tddp_tcp_store *tcp = (const tddp_tcp_store *)store;
-    tddp_slice *full;
     if (!tcp->server) {
         return TDDP_OK;
     }
     tddp_status status = tddp_tcp_check_process(tcp);
-    if (status == TDDP_OK) {
-        status = tddp_store_prefixed((tddp_slice){"/", 1}, keys, count, &full);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_server_await_clients(tcp->server->server, &tcp->server->connections, full,
-                                           count, call);
-        free(full);
-    }
-    return status;
+    return status ? status
+                  : tddp_server_await_clients(tcp->server->server, &tcp->server->connections, keys,
+                                              count, call);
 }
 
 /* The TCP store that `store` is or looks into; NULL if it is another kind. */
 static const tddp_tcp_store *tcp_beneath(const tddp_store *store)
 {
-    while (store && store->under) {
-        store = store->under;
-    }
-    return store && store->ops == &tddp_tcp_ops ? (const tddp_tcp_store *)store : NULL;
+    return store && store->ops == &tddp_tcp_ops ? (const tddp_tcp_store *)tddp_store_base(store)
+                                                : NULL;
 }
 
 const char *tddp_tcp_store_host(const tddp_store *store)
@@ -278,13 +223,13 @@ const tddp_store_ops tddp_tcp_ops = {
     .wait = tcp_wait,
     .check = tcp_check,
     .append = tcp_append,
-    .multi_get = tcp_multi_get,
-    .multi_set = tcp_multi_set,
     .queue_push = tddp_tcp_queue_push,
     .queue_pop = tddp_tcp_queue_pop,
     .queue_len = tddp_tcp_queue_len,
     .list_keys = tddp_tcp_list_keys,
     .barrier = tddp_tcp_barrier,
+    .set_ephemeral = tddp_tcp_set_ephemeral,
+    .watch = tddp_tcp_watch,
     .extended = tcp_extended,
     .await_clients = tcp_await_clients,
     .clone = tcp_clone,

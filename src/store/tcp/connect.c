@@ -1,8 +1,7 @@
 /*
  * Connects a store, with retries and the hello of the protocol, reconnects it, and closes it. Any
  * thread; a store is not shared before it is open. An address that does not answer is logged every
- * ten seconds. Invariant: a server is treated as PyTorch 1.13's only after it has answered as only
- * that does.
+ * ten seconds.
  */
 #include <endian.h>
 #include <stdio.h>
@@ -46,13 +45,14 @@ void tddp_tcp_destroy(tddp_store *store)
     if (tcp->pid == getpid()) {
         tddp_tcp_count(tcp, false);
         tddp_net_close(tcp->fd);
-        tddp_tcp_lock_destroy(&tcp->lock);
+        (void)pthread_mutex_destroy(&tcp->lock.mutex);
     } else {
         tddp_close(tcp->fd); /* the parent still uses the connection */
     }
     tddp_tcp_server_release(tcp->server);
     free(tcp->host);
     free(tcp->reach_at);
+    tddp_bytes_free(&tcp->watched);
     free(tcp);
 }
 
@@ -78,13 +78,10 @@ static tddp_status say_hello(int fd, int64_t deadline_ns, int cancel_fd)
     unsigned char hello[10] = {[0] = TDDP_WIRE_VALIDATE, [5] = TDDP_WIRE_PING};
     memcpy(hello + 1, &magic, sizeof magic);
     memcpy(hello + 6, &nonce, sizeof nonce);
-    size_t done = validated ? 5 : 0;
-    status = tddp_net_send(fd, hello, sizeof hello, &done, deadline_ns, cancel_fd);
+    size_t sent = validated ? 5 : 0;
     uint32_t answer = 0;
-    done = 0;
-    if (status == TDDP_OK) {
-        status = tddp_net_recv(fd, &answer, sizeof answer, &done, deadline_ns, cancel_fd);
-    }
+    status = tddp_auth_ask(fd, hello + sent, sizeof hello - sent, &answer, sizeof answer,
+                           deadline_ns, cancel_fd);
     if (status == TDDP_TIMEOUT) {
         return tddp_fail(status, "the hello was not answered");
     }
@@ -101,102 +98,61 @@ static tddp_status say_hello(int fd, int64_t deadline_ns, int cancel_fd)
     return status;
 }
 
-/* One attempt, and how far it got. */
-typedef struct attempt {
-    int64_t deadline_ns;
-    int cancel_fd;
-    bool name_known; /* the host has an address */
-    bool hung_up;    /* a connection was made, and ended by the other side during the hello */
-    int fd;
-} attempt;
-
-static tddp_status connect_with(const tddp_tcp_store *tcp, const tddp_wire_dialect *dialect,
-                                attempt *a)
+tddp_status tddp_tcp_attempt_once(const tddp_tcp_store *tcp, tddp_tcp_attempt *attempt)
 {
-    int64_t deadline_ns = a->deadline_ns;
-    int cancel_fd = a->cancel_fd;
+    int64_t deadline_ns = attempt->deadline_ns;
+    int cancel_fd = attempt->cancel_fd;
     tddp_net_address addresses[TDDP_NET_MAX_ADDRESSES];
     size_t count;
     int fd;
-    a->hung_up = false;
+    attempt->hung_up = false;
     tddp_status status = tddp_net_resolve(tcp->reach_at, tcp->port, deadline_ns, cancel_fd,
                                           addresses, TDDP_NET_MAX_ADDRESSES, &count);
     if (status) {
         return status;
     }
-    a->name_known = true;
+    attempt->name_known = true;
     status = tddp_net_connect_any(addresses, count, deadline_ns, cancel_fd, &fd);
     if (status) {
         return status;
     }
-    status = dialect == &tddp_wire_1_13 ? tddp_tcp_legacy_hello(fd, deadline_ns, cancel_fd)
-                                        : say_hello(fd, deadline_ns, cancel_fd);
+    status = tddp_tcp_is_legacy(tcp) ? tddp_tcp_legacy_hello(fd, deadline_ns, cancel_fd)
+                                     : say_hello(fd, deadline_ns, cancel_fd);
     if (status) {
-        a->hung_up = status == TDDP_NETWORK;
+        attempt->hung_up = status == TDDP_NETWORK;
         tddp_net_close(fd);
         return status;
     }
-    a->fd = fd;
+    attempt->fd = fd;
     return TDDP_OK;
 }
 
-/*
- * The other side hung up on the hello of 2.x. It may be a server of 1.13; or one that starts or
- * ends just now, or a proxy before it. Only the first answers the older hello; and where a server
- * has both, it did not mean what it did: so the newer one gets another chance.
- */
-static tddp_status connect_legacy(tddp_tcp_store *tcp, attempt *a)
+/* One connection, in the dialect of the server. */
+static tddp_status connect_once(tddp_tcp_store *tcp, tddp_tcp_attempt *attempt)
 {
-    char reason[REASON_BYTES];
-    snprintf(reason, sizeof reason, "%.500s", tddp_error_message());
-    attempt old = *a;
-    tddp_status status = connect_with(tcp, &tddp_wire_1_13, &old);
-    if (status == TDDP_CANCELED || status == TDDP_OUT_OF_MEMORY) {
+    if (!tcp->traits.dialect) {
+        tcp->traits.dialect = &tddp_wire_2x;
+    }
+    tddp_status status = tddp_tcp_attempt_once(tcp, attempt);
+    if (!attempt->hung_up) {
         return status;
     }
-    if (status) {
-        return tddp_fail(TDDP_NETWORK, "%s", reason);
-    }
-    status = connect_with(tcp, &tddp_wire_2x, a);
-    if (status == TDDP_OK) {
-        tddp_net_close(old.fd);
-        tcp->traits.dialect = &tddp_wire_2x;
-    } else if (a->hung_up) {
-        a->fd = old.fd;
-        tcp->traits.dialect = &tddp_wire_1_13;
-        status = TDDP_OK;
-    } else {
-        tddp_net_close(old.fd);
-    }
-    return status;
-}
-
-/* One connection with a hello, in the dialect of the server. */
-static tddp_status connect_once(tddp_tcp_store *tcp, attempt *a)
-{
-    tddp_status status;
     if (tddp_tcp_is_legacy(tcp)) {
-        status = connect_with(tcp, &tddp_wire_1_13, a);
-        if (!a->hung_up) {
-            return status;
-        }
-        tcp->traits = (tddp_tcp_traits){0}; /* another server is there now */
-    }
-    status = connect_with(tcp, &tddp_wire_2x, a);
-    if (status == TDDP_OK) {
-        tcp->traits.dialect = &tddp_wire_2x;
+        tcp->traits = (tddp_tcp_traits){0}; /* another server may be there the next time */
+        return status;
     }
     /* With a secret there is no older dialect to fall back to: it cannot prove one. */
-    return a->hung_up && !tddp_auth_wanted() ? connect_legacy(tcp, a) : status;
+    return tddp_auth_wanted() ? status : tddp_tcp_legacy_connect(tcp, attempt);
 }
 
 tddp_status tddp_tcp_reconnect(tddp_tcp_store *store, int64_t deadline_ns, int cancel_fd)
 {
-    attempt a = {.deadline_ns = deadline_ns, .cancel_fd = cancel_fd, .fd = -1};
+    tddp_tcp_attempt a = {.deadline_ns = deadline_ns, .cancel_fd = cancel_fd, .fd = -1};
     tddp_tcp_count(store, false);
     tddp_net_close(store->fd);
     store->fd = -1;
-    tddp_status status = connect_with(store, store->traits.dialect, &a);
+    store->watch_sent = false;
+    tddp_status status = tddp_tcp_attempt_once(store, &a);
     if (status == TDDP_OK) {
         store->fd = a.fd;
         tddp_tcp_count(store, true);
@@ -240,7 +196,7 @@ static tddp_status connect_with_retries(tddp_tcp_store *tcp, const tddp_store_ca
     int64_t report_at = start + tddp_tcp_report_every_ms * TDDP_NS_PER_MS;
     int64_t pause_ms = FIRST_PAUSE_MS;
     int cancel_fd = tddp_store_call_cancel_fd(call);
-    attempt a = {.cancel_fd = cancel_fd, .fd = -1};
+    tddp_tcp_attempt a = {.cancel_fd = cancel_fd, .fd = -1};
     char reason[REASON_BYTES] = "";
     for (;;) {
         /* An attempt ends when a line is due, but has two seconds at least. */
@@ -284,7 +240,7 @@ static tddp_status fill(tddp_tcp_store *tcp, const char *host, const char *reach
     bool bare_v6 = strchr(host, ':') && *host != '[';
     snprintf(tcp->name, sizeof tcp->name, bare_v6 ? "store [%.120s]:%d" : "store %.120s:%d", host,
              port);
-    return tddp_tcp_lock_init(&tcp->lock);
+    return TDDP_OK;
 }
 
 tddp_status tddp_tcp_connect(const char *host, const char *reach_at, int port,
@@ -296,7 +252,8 @@ tddp_status tddp_tcp_connect(const char *host, const char *reach_at, int port,
     if (!tcp) {
         return TDDP_OUT_OF_MEMORY;
     }
-    tddp_store_init(&tcp->base, &tddp_tcp_ops, timeout_ms);
+    tddp_store_init(&tcp->base, &tddp_tcp_ops, "TCP store", timeout_ms);
+    (void)pthread_mutex_init(&tcp->lock.mutex, NULL);
     tcp->pid = getpid();
     tcp->fd = -1;
     if (traits) {

@@ -79,6 +79,9 @@ tddp_status tddp_tcp_begin(tddp_tcp_exchange *exchange)
         return tddp_tcp_end(exchange, status);
     }
     status = tddp_tcp_renew(exchange);
+    if (status == TDDP_OK && store->watch_sent && !exchange->watches) {
+        status = tddp_tcp_end_watch(exchange);
+    }
     return status ? tddp_tcp_end(exchange, status) : TDDP_OK;
 }
 
@@ -105,6 +108,7 @@ static void give_up(tddp_tcp_store *store)
     tddp_tcp_count(store, false);
     tddp_net_close(store->fd);
     store->fd = -1;
+    store->watch_sent = false;
 }
 
 bool tddp_tcp_recover(tddp_tcp_exchange *exchange)
@@ -122,8 +126,8 @@ tddp_status tddp_tcp_put_kind(tddp_tcp_exchange *exchange, tddp_wire_kind kind)
 {
     const tddp_tcp_store *store = exchange->store;
     const tddp_wire_dialect *dialect = store->traits.dialect;
-    for (size_t opcode = 0; opcode < dialect->opcodes; opcode++) {
-        if (dialect->kinds[opcode] == kind) {
+    for (unsigned opcode = 0; opcode <= UINT8_MAX; opcode++) {
+        if (tddp_wire_kind_of(dialect, (unsigned char)opcode) == kind) {
             return tddp_wire_put_byte(&exchange->request, (unsigned char)opcode);
         }
     }
@@ -136,7 +140,25 @@ tddp_status tddp_tcp_put_kind(tddp_tcp_exchange *exchange, tddp_wire_kind kind)
 tddp_status tddp_tcp_put_head(tddp_tcp_exchange *exchange, tddp_wire_kind kind, tddp_slice key)
 {
     tddp_status status = tddp_tcp_put_kind(exchange, kind);
-    return status ? status : tddp_tcp_put_key(&exchange->request, key);
+    return status ? status : tddp_wire_put_string(&exchange->request, key);
+}
+
+tddp_status tddp_tcp_put_number(tddp_tcp_exchange *exchange, tddp_wire_kind kind, tddp_slice key,
+                                uint64_t number)
+{
+    tddp_status status = tddp_tcp_put_head(exchange, kind, key);
+    return status ? status : tddp_wire_put_u64(&exchange->request, number);
+}
+
+tddp_status tddp_tcp_put_keys(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
+                              const tddp_slice *keys, size_t count)
+{
+    tddp_status status = tddp_tcp_put_kind(exchange, kind);
+    status = status ? status : tddp_wire_put_u64(&exchange->request, count);
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        status = tddp_wire_put_string(&exchange->request, keys[i]);
+    }
+    return status;
 }
 
 /* Sets the text of a failure on the connection; gives the store up, or after a silence only the
@@ -225,25 +247,18 @@ tddp_status tddp_tcp_receive_u64(tddp_tcp_exchange *exchange, uint64_t *out)
     return status;
 }
 
+tddp_status tddp_tcp_ask(tddp_tcp_exchange *exchange, tddp_status status, uint64_t *out)
+{
+    status = tddp_tcp_send(exchange, status);
+    return status ? status : tddp_tcp_receive_u64(exchange, out);
+}
+
 static tddp_status fail_protocol(tddp_tcp_exchange *exchange, const char *what, uint64_t got)
 {
     tddp_status status =
         tddp_fail(TDDP_PROTOCOL, "%s answered %s with %s %llu: it uses another protocol",
                   exchange->store->name, exchange->operation, what, (unsigned long long)got);
     return tddp_tcp_break(exchange->store, status);
-}
-
-/* Reads `size` bytes and forgets them. */
-static tddp_status pass_over(tddp_tcp_exchange *exchange, uint64_t size)
-{
-    char piece[4096];
-    tddp_status status = TDDP_OK;
-    while (size && status == TDDP_OK) {
-        size_t part = size < sizeof piece ? (size_t)size : sizeof piece;
-        status = tddp_tcp_receive(exchange, piece, part);
-        size -= part;
-    }
-    return status;
 }
 
 tddp_status tddp_tcp_receive_blob(tddp_tcp_exchange *exchange, tddp_blob *out)
@@ -258,8 +273,8 @@ tddp_status tddp_tcp_receive_blob(tddp_tcp_exchange *exchange, tddp_blob *out)
     }
     char *data = tddp_alloc((size_t)size + 1);
     if (!data) {
-        status = pass_over(exchange, size);
-        return status ? status : TDDP_OUT_OF_MEMORY;
+        give_up(exchange->store); /* the rest is unread */
+        return TDDP_OUT_OF_MEMORY;
     }
     status = tddp_tcp_receive(exchange, data, (size_t)size);
     if (status) {
@@ -270,28 +285,59 @@ tddp_status tddp_tcp_receive_blob(tddp_tcp_exchange *exchange, tddp_blob *out)
     return TDDP_OK;
 }
 
-/* After CANCEL_WAIT the server answers 01; if the keys were set at that moment, 00 and then 01.
- * TDDP_OK: they are there. */
-static tddp_status cancel_wait(tddp_tcp_exchange *exchange, tddp_status reason)
+static tddp_status receive_into(tddp_tcp_exchange *exchange, tddp_blob_list *list)
 {
-    exchange->grace_ns = tddp_deadline_after_ms(tddp_tcp_grace_ms);
+    if (tddp_blob_list_grow(list)) {
+        give_up(exchange->store);
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_status status = tddp_tcp_receive_blob(exchange, &list->blobs[list->count]);
+    list->count += status == TDDP_OK;
+    return status;
+}
+
+tddp_status tddp_tcp_receive_list(tddp_tcp_exchange *exchange, tddp_blob_list *keys,
+                                  tddp_blob_list *values)
+{
+    uint64_t count;
+    tddp_status status = tddp_tcp_receive_u64(exchange, &count);
+    for (uint64_t i = 0; status == TDDP_OK && i < count; i++) {
+        status = receive_into(exchange, keys);
+        status = status || !values ? status : receive_into(exchange, values);
+    }
+    return status;
+}
+
+/* After CANCEL_WAIT the server answers 01; if what was waited for came at that moment, first as it
+ * does then (`*came`). */
+static tddp_status cancel_wait(tddp_tcp_exchange *exchange, bool *came)
+{
     unsigned char cancel = TDDP_WIRE_CANCEL_WAIT;
     unsigned char answer = 0;
+    tddp_store_entries missed = {0};
     tddp_status status = move(exchange, move_out, &cancel, 1);
-    if (status == TDDP_OK) {
-        status = tddp_tcp_receive(exchange, &answer, 1);
+    status = status ? status : tddp_tcp_receive(exchange, &answer, 1);
+    *came = status == TDDP_OK && answer == TDDP_WIRE_STOP_WAITING;
+    if (*came && exchange->store->watch_sent) {
+        status = tddp_tcp_receive_list(exchange, &missed.keys, &missed.values);
+        tddp_store_entries_free(&missed);
     }
-    bool there = answer == TDDP_WIRE_STOP_WAITING;
-    if (status == TDDP_OK && there) {
+    if (*came && status == TDDP_OK) {
         status = tddp_tcp_receive(exchange, &answer, 1);
     }
     if (status == TDDP_OK && answer != TDDP_WIRE_WAIT_CANCELED) {
         status = fail_protocol(exchange, "a byte", answer);
     }
-    if (status) {
-        return status;
-    }
-    return there ? TDDP_OK : reason;
+    return status;
+}
+
+tddp_status tddp_tcp_end_watch(tddp_tcp_exchange *exchange)
+{
+    bool came;
+    tddp_status status = cancel_wait(exchange, &came);
+    exchange->store->watch_sent = false;
+    exchange->store->watch_missed = exchange->store->watch_missed || came;
+    return status;
 }
 
 tddp_status tddp_tcp_await(tddp_tcp_exchange *exchange)
@@ -303,31 +349,21 @@ tddp_status tddp_tcp_await(tddp_tcp_exchange *exchange)
                                        tddp_store_call_cancel_fd(exchange->call));
     if (status == TDDP_TIMEOUT || status == TDDP_CANCELED) {
         tddp_status reason = status;
+        bool there;
         if (tddp_tcp_is_legacy(store)) {
             /* A wait cannot be taken back there, and its answer would be taken for another's. */
             give_up(store);
             return reason;
         }
-        status = cancel_wait(exchange, reason);
-        return status == TDDP_TIMEOUT ? reason : status; /* not even that was answered */
+        exchange->grace_ns = tddp_deadline_after_ms(tddp_tcp_grace_ms);
+        status = cancel_wait(exchange, &there);
+        /* Not even that was answered; or the keys have come after all. */
+        return status == TDDP_TIMEOUT || (status == TDDP_OK && !there) ? reason : status;
     }
     if (status) {
         return fail_exchange(exchange, status);
     }
     return answer == TDDP_WIRE_STOP_WAITING ? TDDP_OK : fail_protocol(exchange, "a byte", answer);
-}
-
-/* WAIT as it is sent. */
-static tddp_status wait_there(tddp_tcp_exchange *exchange, const tddp_slice *keys, size_t count)
-{
-    tddp_bytes *request = &exchange->request;
-    tddp_status status = tddp_tcp_put_kind(exchange, TDDP_WIRE_WAIT);
-    status = status ? status : tddp_wire_put_u64(request, count);
-    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
-        status = tddp_tcp_put_key(request, keys[i]);
-    }
-    status = tddp_tcp_send(exchange, status);
-    return status ? status : tddp_tcp_await(exchange);
 }
 
 tddp_status tddp_tcp_wait(tddp_tcp_exchange *exchange, const tddp_slice *keys, size_t count)
@@ -344,7 +380,10 @@ tddp_status tddp_tcp_wait(tddp_tcp_exchange *exchange, const tddp_slice *keys, s
             status = TDDP_TIMEOUT;
         }
     }
-    status = status || there ? status : wait_there(exchange, keys, count);
+    if (status == TDDP_OK && !there) {
+        status = tddp_tcp_send(exchange, tddp_tcp_put_keys(exchange, TDDP_WIRE_WAIT, keys, count));
+        status = status ? status : tddp_tcp_await(exchange);
+    }
     bool over = status == TDDP_TIMEOUT || status == TDDP_CANCELED;
     return over && !exchange->silent && !exchange->store->broken
                ? tddp_store_fail_wait(status, keys, count, exchange->call, exchange->store->name)

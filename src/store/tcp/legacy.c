@@ -1,46 +1,29 @@
 /*
- * Emulates what a server of PyTorch 1.13 lacks: the hello, APPEND, MULTI_GET and MULTI_SET. Any
- * thread, holding the lock. Everything is based on COMPARE_SET: if the key is absent and a value is
- * expected, nothing is stored and the expected value is returned; so expecting a random token reads
- * a value safely (a GET of an absent key would end the connection).
+ * Servers of PyTorch 1.13, which is Debian 12's: how they are recognised, and the append that they
+ * lack. Any thread, holding the lock. Everything is based on COMPARE_SET: if the key is absent and
+ * a value is expected, nothing is stored and the expected value is returned; so expecting a random
+ * token reads a value safely (a GET of an absent key would end the connection). Invariant: a server
+ * is taken for one of these only after it has answered as only they do.
  */
+#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 
+#include "store/map.h"
 #include "store/tcp/tcp.h"
 
 int64_t tddp_tcp_stale_ms = 5000;
 
-enum {
-    FIRST_PAUSE_MS = 1,
-    LAST_PAUSE_MS = 20,
-    /* Requests that are sent before their answers are read must fit into the sockets' buffers. */
-    PIPELINED_BYTES = 16 << 10,
-    TOKEN_BYTES = 16,
-};
+enum { LOCK_PAUSE_MS = 2, TOKEN_BYTES = 16, REASON_BYTES = 512 };
 
 /* Without a slash in front, as `init/`: no user's key is like them. */
 static const tddp_slice hello_key = {"tddp/hello", 10};
 static const tddp_slice append_key = {"tddp/append", 11};
 
-typedef struct token {
-    unsigned char bytes[TOKEN_BYTES];
-} token;
-
-static tddp_status make_token(token *out)
+static tddp_status make_token(char token[TOKEN_BYTES])
 {
-    ssize_t size = getrandom(out->bytes, sizeof out->bytes, 0);
-    return size == (ssize_t)sizeof out->bytes ? TDDP_OK : tddp_fail_errno("getrandom");
-}
-
-static tddp_slice token_slice(const token *t)
-{
-    return (tddp_slice){(const char *)t->bytes, sizeof t->bytes};
-}
-
-static bool equal(tddp_slice a, tddp_slice b)
-{
-    return a.size == b.size && (a.size == 0 || memcmp(a.data, b.data, a.size) == 0);
+    ssize_t size = getrandom(token, TOKEN_BYTES, 0);
+    return size == TOKEN_BYTES ? TDDP_OK : tddp_fail_errno("getrandom");
 }
 
 static tddp_slice slice_of(const tddp_blob *blob)
@@ -48,85 +31,64 @@ static tddp_slice slice_of(const tddp_blob *blob)
     return (tddp_slice){blob->data, blob->size};
 }
 
+static bool holds(const tddp_blob *blob, tddp_slice value)
+{
+    return tddp_slices_equal(slice_of(blob), value);
+}
+
+/* --- which server it is ---------------------------------------------------------------------- */
+
 tddp_status tddp_tcp_legacy_hello(int fd, int64_t deadline_ns, int cancel_fd)
 {
     enum { COMPARE_SET_1_13 = 1, ANSWER_BYTES = 8 + TOKEN_BYTES };
-    token t;
+    char token[TOKEN_BYTES];
     tddp_bytes hello = {0};
     char answer[ANSWER_BYTES];
-    size_t done = 0;
-    tddp_status status = make_token(&t);
+    tddp_status status = make_token(token);
     status = status ? status : tddp_wire_put_byte(&hello, COMPARE_SET_1_13);
     status = status ? status : tddp_wire_put_string(&hello, hello_key);
-    status = status ? status : tddp_wire_put_string(&hello, token_slice(&t));
-    status = status ? status : tddp_wire_put_string(&hello, token_slice(&t));
-    if (status == TDDP_OK) {
-        status = tddp_net_send(fd, hello.data, hello.size, &done, deadline_ns, cancel_fd);
-    }
+    status = status ? status : tddp_wire_put_string(&hello, (tddp_slice){token, TOKEN_BYTES});
+    status = status ? status : tddp_wire_put_string(&hello, (tddp_slice){token, TOKEN_BYTES});
+    status = status ? status
+                    : tddp_auth_ask(fd, hello.data, hello.size, answer, sizeof answer, deadline_ns,
+                                    cancel_fd);
     tddp_bytes_free(&hello);
-    done = 0;
-    if (status == TDDP_OK) {
-        status = tddp_net_recv(fd, answer, sizeof answer, &done, deadline_ns, cancel_fd);
-    }
     if (status == TDDP_OK &&
-        (tddp_wire_u64(answer) != TOKEN_BYTES || memcmp(answer + 8, t.bytes, TOKEN_BYTES) != 0)) {
+        (tddp_wire_u64(answer) != TOKEN_BYTES || memcmp(answer + 8, token, TOKEN_BYTES) != 0)) {
         return tddp_fail(TDDP_PROTOCOL, "the hello was answered with other bytes: what listens "
                                         "there is not a store of PyTorch");
     }
     return status;
 }
 
+/* The other side may be a server of 1.13; or one that starts or ends just now, or a proxy before
+ * it. Only the first answers the older hello; and where a server has both, it did not mean what it
+ * did: so the newer one gets another chance. */
+tddp_status tddp_tcp_legacy_connect(tddp_tcp_store *tcp, tddp_tcp_attempt *attempt)
+{
+    char reason[REASON_BYTES];
+    snprintf(reason, sizeof reason, "%.500s", tddp_error_message());
+    tddp_tcp_attempt old = *attempt;
+    tcp->traits.dialect = &tddp_wire_1_13;
+    tddp_status status = tddp_tcp_attempt_once(tcp, &old);
+    tcp->traits.dialect = &tddp_wire_2x;
+    if (status) {
+        bool final = status == TDDP_CANCELED || status == TDDP_OUT_OF_MEMORY;
+        return final ? status : tddp_fail(TDDP_NETWORK, "%s", reason);
+    }
+    status = tddp_tcp_attempt_once(tcp, attempt);
+    if (!attempt->hung_up) {
+        tddp_net_close(old.fd);
+        return status;
+    }
+    attempt->fd = old.fd;
+    tcp->traits.dialect = &tddp_wire_1_13;
+    return TDDP_OK;
+}
+
 /* --- append ---------------------------------------------------------------------------------- */
 
-static tddp_status send_swap(tddp_tcp_exchange *exchange, bool prefixed, tddp_slice key,
-                             tddp_slice expected, tddp_slice desired)
-{
-    tddp_bytes *request = &exchange->request;
-    tddp_status status = tddp_tcp_put_kind(exchange, TDDP_WIRE_COMPARE_SET);
-    if (status == TDDP_OK) {
-        status = prefixed ? tddp_tcp_put_key(request, key) : tddp_wire_put_string(request, key);
-    }
-    status = status ? status : tddp_wire_put_string(request, expected);
-    status = status ? status : tddp_wire_put_string(request, desired);
-    return tddp_tcp_send(exchange, status);
-}
-
-/* COMPARE_SET; the caller frees `out`. */
-static tddp_status swap(tddp_tcp_exchange *exchange, tddp_slice key, tddp_slice expected,
-                        tddp_slice desired, tddp_blob *out)
-{
-    tddp_status status = send_swap(exchange, true, key, expected, desired);
-    return status ? status : tddp_tcp_receive_blob(exchange, out);
-}
-
-/* Who has the lock: a token, or nothing. Of a fixed size, so that no lack of memory leaves it taken
- * and unknown. */
-typedef struct holder {
-    char bytes[TOKEN_BYTES];
-    uint64_t size;
-} holder;
-
-static tddp_slice holder_slice(const holder *h)
-{
-    return (tddp_slice){h->bytes, (size_t)h->size};
-}
-
-/* COMPARE_SET of the lock. */
-static tddp_status swap_lock(tddp_tcp_exchange *exchange, tddp_slice expected, tddp_slice desired,
-                             holder *out)
-{
-    tddp_status status = send_swap(exchange, false, append_key, expected, desired);
-    status = status ? status : tddp_tcp_receive_u64(exchange, &out->size);
-    if (status == TDDP_OK && out->size > sizeof out->bytes) {
-        status = tddp_fail(TDDP_PROTOCOL, "%s: the key \"%s\" holds %llu bytes, expected %d",
-                           exchange->store->name, append_key.data, (unsigned long long)out->size,
-                           TOKEN_BYTES);
-        return tddp_tcp_break(exchange->store, status);
-    }
-    return status ? status : tddp_tcp_receive(exchange, out->bytes, (size_t)out->size);
-}
-
-static tddp_status pause_for_lock(const tddp_tcp_exchange *exchange, int64_t *pause_ms)
+static tddp_status pause_for_lock(const tddp_tcp_exchange *exchange)
 {
     const tddp_store_call *call = exchange->call;
     if (tddp_now_ns() >= call->deadline_ns) {
@@ -134,139 +96,76 @@ static tddp_status pause_for_lock(const tddp_tcp_exchange *exchange, int64_t *pa
                          "timed out after %lld ms waiting for another client's append (%s)",
                          (long long)call->timeout_ms, exchange->store->name);
     }
-    int64_t until = tddp_deadline_after_ms(*pause_ms);
-    *pause_ms = *pause_ms * 2 < LAST_PAUSE_MS ? *pause_ms * 2 : LAST_PAUSE_MS;
-    return tddp_net_sleep(until, tddp_store_call_cancel_fd(call));
+    return tddp_net_sleep(tddp_deadline_after_ms(LOCK_PAUSE_MS), tddp_store_call_cancel_fd(call));
 }
 
-/* Takes the lock that all appends on this server share: without it two of the same value could not
- * say whose value was stored. The token makes the answer unambiguous here. */
-static tddp_status take_lock(tddp_tcp_exchange *exchange, const token *mine)
+/* Takes the lock that all appends on this server share, or that of a client that was killed:
+ * without it two of the same value could not say whose value was stored. The token makes the answer
+ * unambiguous here. */
+static tddp_status take_lock(tddp_tcp_exchange *exchange, tddp_slice mine)
 {
-    holder seen = {.size = 0};
+    tddp_blob seen = {0};
     int64_t since = tddp_now_ns();
-    int64_t pause_ms = FIRST_PAUSE_MS;
-    for (;;) {
+    bool taken = false;
+    tddp_status status = TDDP_OK;
+    while (!taken && status == TDDP_OK) {
         bool stale = tddp_now_ns() - since > tddp_tcp_stale_ms * TDDP_NS_PER_MS;
-        holder now;
-        tddp_slice expected = stale ? holder_slice(&seen) : (tddp_slice){"", 0};
-        tddp_status status = swap_lock(exchange, expected, token_slice(mine), &now);
-        if (status || equal(holder_slice(&now), token_slice(mine))) {
-            return status;
-        }
-        if (!equal(holder_slice(&now), holder_slice(&seen))) {
-            since = tddp_now_ns();
-        }
-        seen = now;
-        status = pause_for_lock(exchange, &pause_ms);
-        if (status) {
-            return status;
-        }
+        tddp_slice expected = stale ? slice_of(&seen) : (tddp_slice){"", 0};
+        tddp_blob holder = {0};
+        status = tddp_tcp_swap(exchange, append_key, expected, mine, &holder);
+        taken = status == TDDP_OK && holds(&holder, mine);
+        since = holds(&holder, slice_of(&seen)) ? since : tddp_now_ns();
+        tddp_blob_free(&seen);
+        seen = holder;
+        status = status || taken ? status : pause_for_lock(exchange);
     }
+    tddp_blob_free(&seen);
+    return status;
 }
 
-/* Its request is no larger than that which took it, so its memory is there. */
-static tddp_status leave_lock(tddp_tcp_exchange *exchange, const token *mine)
-{
-    holder now;
-    return swap_lock(exchange, token_slice(mine), (tddp_slice){"", 0}, &now);
-}
-
-/* A SET and not a COMPARE_SET: there only the first wakes who waits for the key. */
-static tddp_status create(tddp_tcp_exchange *exchange, tddp_slice key, tddp_slice value)
-{
-    tddp_status status = tddp_tcp_put_head(exchange, TDDP_WIRE_SET, key);
-    status = status ? status : tddp_wire_put_string(&exchange->request, value);
-    return tddp_tcp_send(exchange, status);
-}
-
-/* Puts the value behind `now`, which may change meanwhile by other means than append. */
-static tddp_status extend(tddp_tcp_exchange *exchange, tddp_slice key, tddp_slice value,
-                          tddp_blob *now)
-{
-    for (;;) {
-        tddp_bytes joined = {0};
-        tddp_blob answer = {0};
-        tddp_status status = tddp_bytes_append(&joined, now->data, now->size);
-        status = status ? status : tddp_bytes_append(&joined, value.data, value.size);
-        tddp_slice wanted = {joined.data, joined.size};
-        if (status == TDDP_OK) {
-            status = swap(exchange, key, slice_of(now), wanted, &answer);
-        }
-        bool stored = status == TDDP_OK && equal(slice_of(&answer), wanted);
-        bool deleted =
-            status == TDDP_OK && !stored && now->size && equal(slice_of(&answer), slice_of(now));
-        tddp_bytes_free(&joined);
-        tddp_blob_free(now);
-        *now = answer;
-        if (deleted) {
-            return create(exchange, key, value);
-        }
-        if (status || stored) {
-            return status;
-        }
-    }
-}
-
-static tddp_status append_locked(tddp_tcp_exchange *exchange, const token *mine, tddp_slice key,
+/* Puts the value behind what is there, which may change meanwhile by other means than append. What
+ * is not there is SET: there only the first COMPARE_SET wakes who waits for the key. */
+static tddp_status append_locked(tddp_tcp_exchange *exchange, tddp_slice mine, tddp_slice key,
                                  tddp_slice value)
 {
     tddp_blob now = {0};
-    tddp_status status =
-        swap(exchange, key, token_slice(mine), token_slice(mine), &now); /* only reads */
-    if (status == TDDP_OK && equal(slice_of(&now), token_slice(mine))) {
-        status = create(exchange, key, value);
-    } else if (status == TDDP_OK) {
-        status = extend(exchange, key, value, &now);
+    tddp_status status = tddp_tcp_swap(exchange, key, mine, mine, &now); /* only reads */
+    bool absent = status == TDDP_OK && holds(&now, mine);
+    bool stored = false;
+    while (status == TDDP_OK && !absent && !stored) {
+        tddp_bytes joined = {0};
+        tddp_blob answer = {0};
+        status = tddp_bytes_append(&joined, now.data, now.size);
+        status = status ? status : tddp_bytes_append(&joined, value.data, value.size);
+        tddp_slice wanted = {joined.data, joined.size};
+        if (status == TDDP_OK) {
+            status = tddp_tcp_swap(exchange, key, slice_of(&now), wanted, &answer);
+        }
+        stored = status == TDDP_OK && holds(&answer, wanted);
+        absent = status == TDDP_OK && !stored && now.size && holds(&answer, slice_of(&now));
+        tddp_bytes_free(&joined);
+        tddp_blob_free(&now);
+        now = answer;
     }
     tddp_blob_free(&now);
-    return status;
+    return absent ? tddp_tcp_send_value(exchange, TDDP_WIRE_SET, key, value) : status;
 }
 
 tddp_status tddp_tcp_legacy_append(tddp_tcp_exchange *exchange, tddp_slice key, tddp_slice value)
 {
-    token mine;
-    tddp_status status = make_token(&mine);
-    status = status ? status : take_lock(exchange, &mine);
-    if (status) {
-        return status;
-    }
-    status = append_locked(exchange, &mine, key, value);
-    if (tddp_tcp_is_connected(exchange->store)) {
-        tddp_status left = leave_lock(exchange, &mine);
+    char token[TOKEN_BYTES];
+    tddp_slice mine = {token, sizeof token};
+    tddp_blob holder = {0};
+    tddp_status status = make_token(token);
+    status = status ? status : take_lock(exchange, mine);
+    status = status ? status : append_locked(exchange, mine, key, value);
+    if (!exchange->store->broken && !exchange->silent) {
+        /* Also after a failure, of which it may not be known whether the lock was taken. */
+        tddp_status left = tddp_tcp_renew(exchange);
+        left =
+            left ? left : tddp_tcp_swap(exchange, append_key, mine, (tddp_slice){"", 0}, &holder);
         status = status ? status : left;
+        tddp_blob_free(&holder);
     }
     return status;
-}
-
-/* --- several keys ---------------------------------------------------------------------------- */
-
-tddp_status tddp_tcp_legacy_multi_get(tddp_tcp_exchange *exchange, const tddp_slice *keys,
-                                      size_t count, tddp_blob *out)
-{
-    tddp_status status = TDDP_OK;
-    for (size_t first = 0, next = 0; first < count && status == TDDP_OK; first = next) {
-        while (next < count && exchange->request.size < PIPELINED_BYTES && status == TDDP_OK) {
-            status = tddp_tcp_put_head(exchange, TDDP_WIRE_GET, keys[next++]);
-        }
-        status = tddp_tcp_send(exchange, status);
-        bool sent = status == TDDP_OK;
-        /* Every answer is read, also when memory has run out. */
-        for (size_t i = first; sent && i < next && tddp_tcp_is_connected(exchange->store); i++) {
-            tddp_status received = tddp_tcp_receive_blob(exchange, &out[i]);
-            status = received ? received : status;
-        }
-    }
-    return status;
-}
-
-tddp_status tddp_tcp_legacy_multi_set(tddp_tcp_exchange *exchange, const tddp_slice *keys,
-                                      const tddp_slice *values, size_t count)
-{
-    tddp_status status = TDDP_OK;
-    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
-        status = tddp_tcp_put_head(exchange, TDDP_WIRE_SET, keys[i]);
-        status = status ? status : tddp_wire_put_string(&exchange->request, values[i]);
-    }
-    return tddp_tcp_send(exchange, status);
 }

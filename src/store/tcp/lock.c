@@ -4,105 +4,36 @@
  * token. Any thread. Invariant: while a thread waits, the lock is held; the holder passes it to the
  * first.
  */
-#include <errno.h>
-#include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include "store/tcp/tcp.h"
 
-/* On the stack of the thread that waits. */
-struct tddp_tcp_waiter {
-    int granted_fd; /* an eventfd */
+typedef struct lock_waiter {
+    tddp_waiter base;
     bool granted;
-    struct tddp_tcp_waiter *next;
-};
-
-tddp_status tddp_tcp_lock_init(tddp_tcp_lock *lock)
-{
-    int error = pthread_mutex_init(&lock->mutex, NULL);
-    if (error) {
-        errno = error;
-        return tddp_fail_errno("pthread_mutex_init");
-    }
-    lock->ready = true;
-    return TDDP_OK;
-}
-
-void tddp_tcp_lock_destroy(tddp_tcp_lock *lock)
-{
-    if (lock->ready) {
-        (void)pthread_mutex_destroy(&lock->mutex);
-    }
-}
-
-/* With the mutex held. */
-static tddp_status enqueue(tddp_tcp_lock *lock, struct tddp_tcp_waiter *self)
-{
-    self->granted_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (self->granted_fd < 0) {
-        return tddp_fail_errno("eventfd");
-    }
-    struct tddp_tcp_waiter **end = &lock->waiters;
-    while (*end) {
-        end = &(*end)->next;
-    }
-    *end = self;
-    return TDDP_OK;
-}
-
-static void dequeue(tddp_tcp_lock *lock, const struct tddp_tcp_waiter *self)
-{
-    struct tddp_tcp_waiter **at = &lock->waiters;
-    while (*at != self) {
-        at = &(*at)->next;
-    }
-    *at = self->next;
-}
-
-/* A lock that is granted at the last moment is taken all the same. */
-static tddp_status await_grant(tddp_tcp_lock *lock, struct tddp_tcp_waiter *self,
-                               const tddp_store_call *call)
-{
-    bool granted;
-    tddp_status status;
-    do {
-        status = tddp_net_poll(self->granted_fd, POLLIN, call->deadline_ns,
-                               tddp_store_call_cancel_fd(call));
-        pthread_mutex_lock(&lock->mutex);
-        granted = self->granted;
-        if (!granted && status) {
-            dequeue(lock, self);
-        }
-        pthread_mutex_unlock(&lock->mutex);
-    } while (!granted && status == TDDP_OK);
-    tddp_close(self->granted_fd);
-    return granted ? TDDP_OK : status;
-}
+} lock_waiter;
 
 tddp_status tddp_tcp_lock_acquire(tddp_tcp_lock *lock, const tddp_store_call *call)
 {
-    struct tddp_tcp_waiter self = {.granted_fd = -1};
+    lock_waiter self = {.granted = false};
+    tddp_status status = TDDP_OK;
     pthread_mutex_lock(&lock->mutex);
-    bool is_free = !lock->held;
+    if (lock->held) {
+        status = tddp_waiter_wait(&self.base, &lock->waiters, &lock->mutex, call);
+        status = self.granted ? TDDP_OK : status; /* also at the last moment */
+    }
     lock->held = true;
-    tddp_status status = is_free ? TDDP_OK : enqueue(lock, &self);
     pthread_mutex_unlock(&lock->mutex);
-    return is_free || status ? status : await_grant(lock, &self, call);
+    return status;
 }
 
 void tddp_tcp_lock_release(tddp_tcp_lock *lock)
 {
     pthread_mutex_lock(&lock->mutex);
-    struct tddp_tcp_waiter *first = lock->waiters;
+    lock_waiter *first = (lock_waiter *)lock->waiters;
     lock->held = first != NULL;
     if (first) {
-        uint64_t one = 1;
-        lock->waiters = first->next;
+        lock->waiters = first->base.next;
         first->granted = true;
-        /* Cannot fail: the counter is 0. With the mutex held, since the waiter closes it then. */
-        ssize_t ignored = write(first->granted_fd, &one, sizeof one);
-        (void)ignored;
+        tddp_waiter_wake(&first->base);
     }
     pthread_mutex_unlock(&lock->mutex);
 }

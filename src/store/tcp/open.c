@@ -17,7 +17,7 @@ static const tddp_slice workers_key = {"init/", 5};
 static tddp_status count_in(tddp_tcp_store *tcp, int64_t delta, const tddp_store_call *call,
                             int64_t *count)
 {
-    return tddp_tcp_add(tcp, workers_key, false, delta, call, count);
+    return tddp_tcp_ops.add(&tcp->base, workers_key, delta, call, count);
 }
 
 /* Increments the count of workers; the process with the server waits until all have. */
@@ -81,10 +81,10 @@ static tddp_status start_server(const tddp_tcp_store_opts *opts, tddp_tcp_server
     tddp_status status = tddp_store_server_start(&server_opts, &server->server);
     if (status) {
         free(server);
-        return status;
+    } else {
+        *out = server;
     }
-    *out = server;
-    return TDDP_OK;
+    return status;
 }
 
 static tddp_status open_store(const tddp_tcp_store_opts *opts, const tddp_wait *wait,
@@ -114,10 +114,10 @@ static tddp_status open_store(const tddp_tcp_store_opts *opts, const tddp_wait *
     }
     if (status) {
         tddp_store_release(&tcp->base);
-        return status;
+    } else {
+        *out = &tcp->base;
     }
-    *out = &tcp->base;
-    return TDDP_OK;
+    return status;
 }
 
 void tddp_tcp_store_opts_init(tddp_tcp_store_opts *opts, size_t size)

@@ -6,8 +6,8 @@
  *   lock.c      which thread uses the connection
  *   exchange.c  one request and its answer on the connection
  *   client.c    the operations
- *   queue.c     those that only newer servers have
- *   legacy.c    emulates what a server of PyTorch 1.13 lacks
+ *   features.c  those that not every server has
+ *   legacy.c    servers of PyTorch 1.13
  */
 #ifndef TDDP_STORE_TCP_H
 #define TDDP_STORE_TCP_H
@@ -27,11 +27,12 @@ typedef struct tddp_tcp_server {
     tddp_store_server *server;
 } tddp_tcp_server;
 
-/* What not every server of PyTorch 2.x has. The hello does not say, so it is probed. */
+/* What not every server of 2.x has. The hello does not say, so it is probed. */
 typedef enum tddp_tcp_feature {
     TDDP_TCP_QUEUES,
     TDDP_TCP_LIST_KEYS,
     TDDP_TCP_BARRIER,
+    TDDP_TCP_EPHEMERAL, /* only ours: ephemeral keys and watches */
     TDDP_TCP_FEATURES,
 } tddp_tcp_feature;
 
@@ -56,14 +57,10 @@ typedef struct tddp_tcp_traits {
 
 /* lock.c's. */
 typedef struct tddp_tcp_lock {
-    bool ready;
     pthread_mutex_t mutex; /* guards what follows */
     bool held;
-    struct tddp_tcp_waiter *waiters; /* in order of arrival */
+    tddp_waiter *waiters; /* in order of arrival */
 } tddp_tcp_lock;
-
-TDDP_NODISCARD tddp_status tddp_tcp_lock_init(tddp_tcp_lock *lock);
-void tddp_tcp_lock_destroy(tddp_tcp_lock *lock);
 
 /* TDDP_TIMEOUT and TDDP_CANCELED as the call has it. */
 TDDP_NODISCARD tddp_status tddp_tcp_lock_acquire(tddp_tcp_lock *lock, const tddp_store_call *call);
@@ -81,6 +78,9 @@ typedef struct tddp_tcp_store {
     tddp_tcp_server *server;
     bool counted; /* in the server's connections */
     tddp_tcp_traits traits;
+    tddp_bytes watched; /* the prefix of the last watch */
+    bool watch_sent;    /* it was not answered yet */
+    bool watch_missed;  /* its answer was not returned to a caller: the next one is due at once */
     bool broken;
     char broken_why[512];
 } tddp_tcp_store;
@@ -94,6 +94,7 @@ typedef struct tddp_tcp_exchange {
     int64_t grace_ns; /* 0, or the moment at which also an answer under way is given up */
     size_t sent;      /* bytes of the last request, for texts */
     bool silent;      /* the server did not answer: the connection was given up */
+    bool watches;     /* goes on with a watch that was not answered yet, which all others end */
 } tddp_tcp_exchange;
 
 /* --- exchange.c ------------------------------------------------------------------------------ */
@@ -125,8 +126,12 @@ TDDP_NODISCARD tddp_status tddp_tcp_send(tddp_tcp_exchange *exchange, tddp_statu
 TDDP_NODISCARD tddp_status tddp_tcp_receive(tddp_tcp_exchange *exchange, void *data, size_t size);
 TDDP_NODISCARD tddp_status tddp_tcp_receive_u64(tddp_tcp_exchange *exchange, uint64_t *out);
 
-/* Receives a string. When memory lacks it is passed over, and the connection stays usable. */
+/* Receives a string. When memory lacks the connection is given up. */
 TDDP_NODISCARD tddp_status tddp_tcp_receive_blob(tddp_tcp_exchange *exchange, tddp_blob *out);
+
+/* Receives a number and as many strings; with `values` pairs of them. */
+TDDP_NODISCARD tddp_status tddp_tcp_receive_list(tddp_tcp_exchange *exchange, tddp_blob_list *keys,
+                                                 tddp_blob_list *values);
 
 /* The start of a request: its opcode in the server's dialect. TDDP_UNSUPPORTED: it has none. */
 TDDP_NODISCARD tddp_status tddp_tcp_put_kind(tddp_tcp_exchange *exchange, tddp_wire_kind kind);
@@ -134,6 +139,16 @@ TDDP_NODISCARD tddp_status tddp_tcp_put_kind(tddp_tcp_exchange *exchange, tddp_w
 /* The start of every request with one key. */
 TDDP_NODISCARD tddp_status tddp_tcp_put_head(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
                                              tddp_slice key);
+
+/* The whole of a request with a key and a number, or with a list of keys. */
+TDDP_NODISCARD tddp_status tddp_tcp_put_number(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
+                                               tddp_slice key, uint64_t number);
+TDDP_NODISCARD tddp_status tddp_tcp_put_keys(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
+                                             const tddp_slice *keys, size_t count);
+
+/* Sends `request` and receives the number that answers it. */
+TDDP_NODISCARD tddp_status tddp_tcp_ask(tddp_tcp_exchange *exchange, tddp_status status,
+                                        uint64_t *out);
 
 static inline bool tddp_tcp_is_legacy(const tddp_tcp_store *store)
 {
@@ -146,11 +161,8 @@ static inline bool tddp_tcp_is_legacy(const tddp_tcp_store *store)
  * broken. */
 TDDP_NODISCARD tddp_status tddp_tcp_await(tddp_tcp_exchange *exchange);
 
-/* Whether there is a connection on which answers may come. */
-static inline bool tddp_tcp_is_connected(const tddp_tcp_store *store)
-{
-    return store->fd >= 0 && !store->broken;
-}
+/* Ends a watch that was sent. */
+TDDP_NODISCARD tddp_status tddp_tcp_end_watch(tddp_tcp_exchange *exchange);
 
 /* WAIT for keys, with tddp_tcp_await(). */
 TDDP_NODISCARD tddp_status tddp_tcp_wait(tddp_tcp_exchange *exchange, const tddp_slice *keys,
@@ -165,35 +177,41 @@ TDDP_NODISCARD bool tddp_tcp_recover(tddp_tcp_exchange *exchange);
 
 /* --- client.c -------------------------------------------------------------------------------- */
 
-TDDP_NODISCARD tddp_status tddp_tcp_put_key(tddp_bytes *to, tddp_slice key);
-
 /* CHECK. */
 TDDP_NODISCARD tddp_status tddp_tcp_look(tddp_tcp_exchange *exchange, const tddp_slice *keys,
                                          size_t count, bool *there);
 
+/* SET or APPEND, which have no answer. */
+TDDP_NODISCARD tddp_status tddp_tcp_send_value(tddp_tcp_exchange *exchange, tddp_wire_kind kind,
+                                               tddp_slice key, tddp_slice value);
+
+/* COMPARE_SET: tddp_blob_free(). */
+TDDP_NODISCARD tddp_status tddp_tcp_swap(tddp_tcp_exchange *exchange, tddp_slice key,
+                                         tddp_slice expected, tddp_slice desired, tddp_blob *out);
+
 extern const tddp_store_ops tddp_tcp_ops;
 
-/* Adds to a counter; `prefixed` says whether the key is a user's. */
-TDDP_NODISCARD tddp_status tddp_tcp_add(tddp_tcp_store *store, tddp_slice key, bool prefixed,
-                                        int64_t delta, const tddp_store_call *call, int64_t *out);
-
 /* --- legacy.c -------------------------------------------------------------------------------- */
+
+/* One attempt to connect, and how far it got. */
+typedef struct tddp_tcp_attempt {
+    int64_t deadline_ns;
+    int cancel_fd;
+    bool name_known; /* the host has an address */
+    bool hung_up;    /* a connection was made, and ended by the other side during the hello */
+    int fd;
+} tddp_tcp_attempt;
 
 /* The hello of 1.13, which has none: a request that only its servers echo. */
 TDDP_NODISCARD tddp_status tddp_tcp_legacy_hello(int fd, int64_t deadline_ns, int cancel_fd);
 
+/* After the other side hung up on the hello of 2.x. */
+TDDP_NODISCARD tddp_status tddp_tcp_legacy_connect(tddp_tcp_store *tcp, tddp_tcp_attempt *attempt);
+
 TDDP_NODISCARD tddp_status tddp_tcp_legacy_append(tddp_tcp_exchange *exchange, tddp_slice key,
                                                   tddp_slice value);
 
-/* Fills `out` with the values of keys that are there. */
-TDDP_NODISCARD tddp_status tddp_tcp_legacy_multi_get(tddp_tcp_exchange *exchange,
-                                                     const tddp_slice *keys, size_t count,
-                                                     tddp_blob *out);
-TDDP_NODISCARD tddp_status tddp_tcp_legacy_multi_set(tddp_tcp_exchange *exchange,
-                                                     const tddp_slice *keys,
-                                                     const tddp_slice *values, size_t count);
-
-/* --- queue.c --------------------------------------------------------------------------------- */
+/* --- features.c ------------------------------------------------------------------------------ */
 
 tddp_status tddp_tcp_queue_push(tddp_store *, tddp_slice key, tddp_slice value,
                                 const tddp_store_call *);
@@ -202,6 +220,11 @@ tddp_status tddp_tcp_queue_pop(tddp_store *, tddp_slice key, bool block, const t
 tddp_status tddp_tcp_queue_len(tddp_store *, tddp_slice key, const tddp_store_call *, int64_t *out);
 tddp_status tddp_tcp_list_keys(tddp_store *, const tddp_store_call *, tddp_blob_list *out);
 tddp_status tddp_tcp_barrier(tddp_store *, tddp_slice key, int world_size, const tddp_store_call *);
+tddp_status tddp_tcp_set_ephemeral(tddp_store *, tddp_slice key, tddp_slice value, int64_t limit_ms,
+                                   bool if_absent, const tddp_store_call *, int *set,
+                                   tddp_blob *now);
+tddp_status tddp_tcp_watch(tddp_store *, tddp_slice prefix, const tddp_store_call *,
+                           tddp_store_entries *out);
 
 /* --- connect.c ------------------------------------------------------------------------------- */
 
@@ -211,6 +234,10 @@ TDDP_NODISCARD tddp_status tddp_tcp_connect(const char *host, const char *reach_
                                             tddp_tcp_server *server, int64_t timeout_ms,
                                             const tddp_tcp_traits *traits,
                                             const tddp_store_call *call, tddp_tcp_store **out);
+
+/* One connection with the hello of the store's dialect. */
+TDDP_NODISCARD tddp_status tddp_tcp_attempt_once(const tddp_tcp_store *tcp,
+                                                 tddp_tcp_attempt *attempt);
 
 /* Connects again, with one attempt, to a server that was met before. */
 TDDP_NODISCARD tddp_status tddp_tcp_reconnect(tddp_tcp_store *store, int64_t deadline_ns,

@@ -215,7 +215,7 @@ static int begin(tddp_store_server *server, tddp_auth *auth)
 
 static void prove(int fd, const unsigned char proof[TDDP_WIRE_AUTH_BYTES])
 {
-    unsigned char message[1 + TDDP_WIRE_AUTH_BYTES] = {TDDP_WIRE_AUTH_OPCODE + 1};
+    unsigned char message[1 + TDDP_WIRE_AUTH_BYTES] = {TDDP_WIRE_OWN_OPCODES + 1};
     memcpy(message + 1, proof, TDDP_WIRE_AUTH_BYTES);
     raw_bytes(fd, message, sizeof message);
 }

@@ -1,6 +1,6 @@
 /*
- * Barriers and lists of keys on every kind of store, with threads; and processes that meet by them
- * and by queues.
+ * Barriers and lists of keys on every kind of store, with threads; and processes that meet by them,
+ * and by queues where there are any.
  */
 #include "kinds.h"
 
@@ -152,7 +152,9 @@ TEST(keys_are_listed_as_the_user_knows_them)
         }
         CHECK_OK(tddp_store_set(f.store, text("gone"), text("v"), NULL));
         CHECK_OK(tddp_store_delete_key(f.store, text("gone"), NULL, &deleted));
-        CHECK_OK(tddp_store_queue_push(f.store, text("queue"), text("v"), NULL));
+        if (!strstr(f.kind, "file")) {
+            CHECK_OK(tddp_store_queue_push(f.store, text("queue"), text("v"), NULL));
+        }
         check_listed(f.store, names, 3);
         CHECK_STATUS(tddp_store_list_keys(f.store, NULL, NULL), TDDP_INVALID_ARGUMENT);
     }
@@ -175,9 +177,11 @@ TEST(a_prefix_store_lists_its_own_keys_only)
         check_listed(view, (const char *[]){"mine", "deeper/x"}, 2);
         check_listed(inner, (const char *[]){"x"}, 1);
         /* Queues and barriers are separate as well. */
-        CHECK_OK(tddp_store_queue_push(view, text("q"), text("v"), NULL));
-        CHECK_INT(length(f.store, "q"), 0);
-        CHECK_INT(length(f.store, "p/q"), 1);
+        if (!strstr(f.kind, "file")) {
+            CHECK_OK(tddp_store_queue_push(view, text("q"), text("v"), NULL));
+            CHECK_INT(length(f.store, "q"), 0);
+            CHECK_INT(length(f.store, "p/q"), 1);
+        }
         CHECK_OK(tddp_store_barrier(inner, text("b"), 1, NULL));
         CHECK_VALUE(f.store, "p/deeper/b", "1");
         tddp_store_release(inner);
@@ -211,19 +215,26 @@ TEST(many_keys_are_listed)
 
 /* --- processes ------------------------------------------------------------------------------- */
 
-/* Processes meet: each pushes its rank to the next one's queue, and all pass two barriers. */
-static void play_in_a_ring(tddp_store *store, int rank, int world_size)
+/* Processes meet: each gives a number to the next one, by its queue or its key, and all pass a
+ * barrier. */
+static void play_in_a_ring(tddp_store *store, int rank, int world_size, bool by_queue)
 {
-    char own[16];
-    char next[16];
+    char own[24];
+    char next[24];
     char number[24];
     for (int round = 0; round < 5; round++) {
-        snprintf(own, sizeof own, "q%d", rank);
-        snprintf(next, sizeof next, "q%d", (rank + 1) % world_size);
+        int part = by_queue ? 0 : round;
+        snprintf(own, sizeof own, "q%d.%d", part, rank);
+        snprintf(next, sizeof next, "q%d.%d", part, (rank + 1) % world_size);
         snprintf(number, sizeof number, "%d", 10 * round + rank);
-        CHECK_OK(tddp_store_queue_push(store, text(next), text(number), NULL));
+        CHECK_OK(by_queue ? tddp_store_queue_push(store, text(next), text(number), NULL)
+                          : tddp_store_set(store, text(next), text(number), NULL));
         snprintf(number, sizeof number, "%d", 10 * round + (rank + world_size - 1) % world_size);
-        check_pop(store, own, number);
+        if (by_queue) {
+            check_pop(store, own, number);
+        } else {
+            CHECK_VALUE(store, own, number);
+        }
         snprintf(number, sizeof number, "round%d", round);
         CHECK_OK(tddp_store_barrier(store, text(number), world_size, NULL));
     }
@@ -239,7 +250,7 @@ MULTI_TEST(processes_meet_at_a_server, 4, 30)
     opts.is_server = rank == 0;
     opts.timeout_ms = 20000;
     CHECK_OK(tddp_tcp_store_open(&opts, NULL, &store));
-    play_in_a_ring(store, rank, world_size);
+    play_in_a_ring(store, rank, world_size, true);
     if (rank == 0) { /* the server stays until the others have said good bye */
         tddp_slice keys[] = {text("bye1"), text("bye2"), text("bye3")};
         CHECK_OK(tddp_store_wait(store, keys, 3, NULL));
@@ -257,6 +268,6 @@ MULTI_TEST(processes_meet_in_a_file, 3, 30)
     snprintf(path, sizeof path, "/tmp/tddp_queue_test_%d", port);
     tddp_store *store;
     CHECK_OK(tddp_file_store_open(path, world_size, 20000, &store));
-    play_in_a_ring(store, rank, world_size);
+    play_in_a_ring(store, rank, world_size, false);
     tddp_store_release(store);
 }

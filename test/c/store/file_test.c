@@ -85,46 +85,19 @@ TEST(records_are_pytorchs_byte_for_byte)
     unlink(path);
 }
 
-/* PyTorch passes over what has no slash in front, and a dash removes whatever stands behind it. */
-TEST(queues_and_barriers_are_records_that_pytorch_passes_over)
+/* PyTorch passes over what has no slash in front. */
+TEST(barriers_are_records_that_pytorch_passes_over)
 {
     const char *path = fresh_path();
     tddp_store *store;
-    tddp_blob blob;
+    int64_t count;
     CHECK_OK(tddp_file_store_open(path, 0, 5000, &store));
-    CHECK_OK(tddp_store_queue_push(store, text("k"), text("v"), NULL));
-    CHECK_OK(tddp_store_queue_push(store, text("k"), text("w"), NULL));
-    CHECK_OK(tddp_store_queue_pop(store, text("k"), 0, NULL, &blob));
-    tddp_blob_free(&blob);
-    CHECK_OK(tddp_store_queue_pop(store, text("k"), 0, NULL, &blob));
-    tddp_blob_free(&blob);
     CHECK_OK(tddp_store_barrier(store, text("b"), 1, NULL));
-    check_file(path, REFCOUNT_1
-               /* queue@0/k = v, queue/k = "0 1"; queue@1/k = w, queue/k = "0 2" */
-               "09000000 717565756540302f6b 01000000 76 07000000 71756575652f6b 03000000 302031"
-               "09000000 717565756540312f6b 01000000 77 07000000 71756575652f6b 03000000 302032"
-               /* -queue@0/k, queue/k = "1 1"; -queue@1/k, -queue/k */
-               "0a000000 2d717565756540302f6b 00000000 07000000 71756575652f6b 03000000 312031"
-               "0a000000 2d717565756540312f6b 00000000 08000000 2d71756575652f6b 00000000"
-               /* /b = 1, barrier/b = 1 */
-               "02000000 2f62 01000000 31 09000000 626172726965722f62 01000000 31");
-    tddp_store_release(store);
-    unlink(path);
-}
-
-TEST(a_queues_record_that_reads_wrong_is_named)
-{
-    const char *path = fresh_path();
-    tddp_store *store;
-    tddp_blob blob;
-    int64_t length;
-    CHECK_OK(tddp_file_store_open(path, 0, 5000, &store));
-    write_file(path, "07000000 71756575652f6b 03000000 616263");
-    CHECK_STATUS(tddp_store_queue_len(store, text("k"), NULL, &length), TDDP_STORE);
-    CHECK_CONTAINS(tddp_error_message(), "a queue's record reads \"abc\"");
-    write_file(path, "07000000 71756575652f6b 03000000 352031");
-    CHECK_STATUS(tddp_store_queue_pop(store, text("k"), 1, NULL, &blob), TDDP_STORE);
-    CHECK_CONTAINS(tddp_error_message(), "the record \"queue@5\" of a queue is missing");
+    /* /b = 1, barrier/b = 1 */
+    check_file(path,
+               REFCOUNT_1 "02000000 2f62 01000000 31 09000000 626172726965722f62 01000000 31");
+    CHECK_OK(tddp_store_num_keys(store, NULL, &count));
+    CHECK_INT(count, 2);
     tddp_store_release(store);
     unlink(path);
 }

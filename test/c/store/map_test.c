@@ -13,8 +13,8 @@ TEST(many_keys_are_found_removed_and_walked)
     CHECK_INT(map.count, MANY);
     for (int i = 0; i < MANY; i += 2) {
         snprintf(name, sizeof name, "key%d", i);
-        CHECK(tddp_store_values_delete(&map, text(name)));
-        CHECK(!tddp_store_values_delete(&map, text(name)));
+        tddp_store_map_remove(&map, tddp_store_map_find(&map, text(name)));
+        CHECK(!tddp_store_map_find(&map, text(name)));
     }
     CHECK_INT(map.count, MANY / 2);
     int64_t sum = 0;
@@ -102,15 +102,15 @@ TEST(numbers_are_read_as_strtoll_does)
     int64_t sum;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CHECK_OK(tddp_store_values_set(&map, text("n"), text(cases[i].value)));
-        CHECK_OK(tddp_store_values_add(&map, text("n"), 1, &sum));
+        CHECK_OK(tddp_store_values_sum(&map, text("n"), 1, &sum));
         CHECK_INT(sum, cases[i].sum);
     }
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         CHECK_OK(tddp_store_values_set(&map, text("n"), text(wrong[i])));
-        CHECK_STATUS(tddp_store_values_add(&map, text("n"), 1, &sum), TDDP_STORE);
+        CHECK_STATUS(tddp_store_values_sum(&map, text("n"), 1, &sum), TDDP_STORE);
     }
     CHECK_OK(tddp_store_values_set(&map, text("n"), text("9223372036854775807")));
-    CHECK_OK(tddp_store_values_add(&map, text("n"), 1, &sum));
+    CHECK_OK(tddp_store_values_sum(&map, text("n"), 1, &sum));
     CHECK(sum == INT64_MIN);
     tddp_store_map_clear(&map);
 }

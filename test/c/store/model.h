@@ -8,13 +8,32 @@ typedef struct item {
     char key[64];
     tddp_bytes value;
     bool queued; /* one of a queue's, which are in order; else the value of the key */
+    int owner;   /* the client with which the key goes, or -1 */
 } item;
+
+/* What a client watches. */
+typedef struct view {
+    bool on;
+    char prefix[64];
+    bool changed;
+} view;
+
+enum { MODEL_CLIENTS = 4 };
 
 typedef struct model {
     item *items;
     size_t count;
     size_t room;
+    view views[MODEL_CLIENTS];
 } model;
+
+static inline void note_change(model *m, const char *key)
+{
+    for (int i = 0; i < MODEL_CLIENTS; i++) {
+        view *v = &m->views[i];
+        v->changed = v->changed || strncmp(key, v->prefix, strlen(v->prefix)) == 0;
+    }
+}
 
 static inline item *find(const model *m, const char *key, bool queued)
 {
@@ -29,6 +48,9 @@ static inline item *find(const model *m, const char *key, bool queued)
 static inline void take_out(model *m, const item *it)
 {
     size_t at = (size_t)(it - m->items);
+    if (!it->queued) {
+        note_change(m, it->key);
+    }
     tddp_bytes_free(&m->items[at].value);
     memmove(&m->items[at], &m->items[at + 1], (m->count - at - 1) * sizeof *it);
     m->count--;
@@ -42,7 +64,7 @@ static inline item *put_in(model *m, const char *key, bool queued)
         CHECK(m->items);
     }
     item *it = &m->items[m->count++];
-    *it = (item){.queued = queued};
+    *it = (item){.queued = queued, .owner = -1};
     snprintf(it->key, sizeof it->key, "%s", key);
     return it;
 }
@@ -50,9 +72,29 @@ static inline item *put_in(model *m, const char *key, bool queued)
 static inline void put_value(model *m, const char *key, tddp_slice value, bool append)
 {
     item *it = find(m, key, false);
+    bool same =
+        it &&
+        (append ? value.size == 0
+                : it->value.size == value.size &&
+                      (value.size == 0 || memcmp(it->value.data, value.data, value.size) == 0));
     it = it ? it : put_in(m, key, false);
-    it->value.size = append ? it->value.size : 0;
-    CHECK_OK(tddp_bytes_append(&it->value, value.data, value.size));
+    it->owner = -1;
+    if (!same) {
+        it->value.size = append ? it->value.size : 0;
+        CHECK_OK(tddp_bytes_append(&it->value, value.data, value.size));
+        note_change(m, key);
+    }
+}
+
+/* The client's connection has ended. */
+static inline void end_connection(model *m, int client)
+{
+    for (size_t i = m->count; i-- > 0;) {
+        if (!m->items[i].queued && m->items[i].owner == client) {
+            take_out(m, &m->items[i]);
+        }
+    }
+    m->views[client] = (view){.on = false};
 }
 
 static inline bool exists(const model *m, const char *key)

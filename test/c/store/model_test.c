@@ -10,7 +10,15 @@
 
 #include "model.h"
 
-enum { CLIENTS = 4, KEYS = 5, SIZES = 4, LIST = 3, LENGTH = 120, ROUNDS = 6, VALUE_BYTES = 700 };
+enum {
+    CLIENTS = MODEL_CLIENTS,
+    KEYS = 5,
+    SIZES = 4,
+    LIST = 3,
+    LENGTH = 120,
+    ROUNDS = 6,
+    VALUE_BYTES = 700
+};
 
 static uint64_t dice;
 
@@ -38,13 +46,16 @@ typedef enum kind_of_step {
     PUSH,
     POP,
     LENGTH_OF,
+    SET_EPHEMERAL,
+    WATCH,
+    END_CONNECTION,
     STEP_KINDS,
 } kind_of_step;
 
 static const char *const step_names[STEP_KINDS] = {
-    "set",        "get",       "add",        "append",    "compare_set",
-    "delete_key", "check",     "wait",       "num_keys",  "multi_get",
-    "multi_set",  "list_keys", "queue_push", "queue_pop", "queue_len",
+    "set",        "get",       "add",       "append",        "compare_set", "delete_key",
+    "check",      "wait",      "num_keys",  "multi_get",     "multi_set",   "list_keys",
+    "queue_push", "queue_pop", "queue_len", "set_ephemeral", "watch",       "end of the connection",
 };
 
 /* One operation with all that it needs, so that a sequence can be cut anywhere. */
@@ -308,6 +319,107 @@ static bool run_pop(run *r, tddp_store *store, const act *it, const names *n)
     return same;
 }
 
+/* Only a server knows who is connected. */
+static bool run_ephemeral(run *r, tddp_store *store, const act *it, const names *n)
+{
+    const item *present = find(&r->model, n->full[0], false);
+    bool if_absent = it->number % 2;
+    bool loses = if_absent && present && present->owner != it->client;
+    int set = -1;
+    tddp_blob now = {0};
+    tddp_status status =
+        tddp_store_set_ephemeral(store, n->keys[0], n->values[0], 0, if_absent, NULL, &set, &now);
+    if (strcmp(r->kind, "tcp") != 0) {
+        return same_status(r, status, TDDP_UNSUPPORTED);
+    }
+    bool same = same_number(r, status, set, !loses) &&
+                same_bytes(r, &now, loses ? value_in(present) : n->values[0]);
+    if (!loses) {
+        put_value(&r->model, n->full[0], n->values[0], false);
+        find(&r->model, n->full[0], false)->owner = it->client;
+    }
+    return same;
+}
+
+static bool same_entries(run *r, const tddp_store_entries *got, const char *whole, size_t strip)
+{
+    size_t expected = 0;
+    for (size_t i = 0; i < r->model.count; i++) {
+        const item *each = &r->model.items[i];
+        if (each->queued || strncmp(each->key, whole, strlen(whole)) != 0) {
+            continue;
+        }
+        bool found = false;
+        for (size_t j = 0; j < got->keys.count && !found; j++) {
+            const tddp_blob *value = &got->values.blobs[j];
+            found = strcmp(got->keys.blobs[j].data, each->key + strip) == 0 &&
+                    value->size == each->value.size &&
+                    (value->size == 0 || memcmp(value->data, each->value.data, value->size) == 0);
+        }
+        if (!found) {
+            return differs(r, "the key \"%s\" is not there with its value", each->key);
+        }
+        expected++;
+    }
+    return got->keys.count == expected ||
+           differs(r, "%zu keys, expected %zu", got->keys.count, expected);
+}
+
+static bool run_watch(run *r, tddp_store *store, const act *it)
+{
+    static const char *const prefixes[] = {"", "a", "p/"};
+    const char *own = r->prefixes[it->client];
+    const char *prefix = prefixes[it->keys[0] % 3];
+    view *v = &r->model.views[it->client];
+    char whole[64];
+    snprintf(whole, sizeof whole, "%s%s", own, prefix);
+    bool at_once = !v->on || v->changed || strcmp(v->prefix, whole) != 0;
+    tddp_store_entries got = {0};
+    tddp_wait wait = within_ms(at_once ? 20000 : it->number % 2 + 1);
+    tddp_status status = tddp_store_watch(store, text(prefix), &wait, &got);
+    if (strcmp(r->kind, "tcp") != 0) {
+        return same_status(r, status, TDDP_UNSUPPORTED);
+    }
+    bool same = same_status(r, status, at_once ? TDDP_OK : TDDP_TIMEOUT) &&
+                (!at_once || same_entries(r, &got, whole, strlen(own)));
+    tddp_store_entries_free(&got);
+    *v = (view){.on = true};
+    snprintf(v->prefix, sizeof v->prefix, "%s", whole);
+    return same;
+}
+
+static bool run_queue(run *r, tddp_store *store, const act *it, const names *n)
+{
+    int64_t number = -1;
+    if (strcmp(r->kind, "file") == 0) {
+        return same_status(r, tddp_store_queue_len(store, n->keys[0], NULL, &number),
+                           TDDP_UNSUPPORTED);
+    }
+    if (it->kind == POP) {
+        return run_pop(r, store, it, n);
+    }
+    if (it->kind == PUSH) {
+        CHECK_OK(tddp_bytes_append(&put_in(&r->model, n->full[0], true)->value, n->values[0].data,
+                                   n->values[0].size));
+        return same_status(r, tddp_store_queue_push(store, n->keys[0], n->values[0], NULL),
+                           TDDP_OK);
+    }
+    tddp_status status = tddp_store_queue_len(store, n->keys[0], NULL, &number);
+    return same_number(r, status, number, count_of(&r->model, n->full[0], true));
+}
+
+static void open_client(run *r, int i);
+
+static bool run_end(run *r, const act *it)
+{
+    if (it->client && strcmp(r->kind, "tcp") == 0) { /* the first is the fixture's */
+        tddp_store_release(r->clients[it->client]);
+        end_connection(&r->model, it->client);
+        open_client(r, it->client);
+    }
+    return true;
+}
+
 static bool run_act(run *r, const act *it)
 {
     tddp_store *store = r->clients[it->client];
@@ -344,15 +456,14 @@ static bool run_act(run *r, const act *it)
         return run_multi_set(r, store, it, &n);
     case LIST_KEYS:
         return run_list(r, store, it);
-    case PUSH:
-        CHECK_OK(tddp_bytes_append(&put_in(m, n.full[0], true)->value, n.values[0].data,
-                                   n.values[0].size));
-        return same_status(r, tddp_store_queue_push(store, n.keys[0], n.values[0], NULL), TDDP_OK);
-    case POP:
-        return run_pop(r, store, it, &n);
+    case SET_EPHEMERAL:
+        return run_ephemeral(r, store, it, &n);
+    case WATCH:
+        return run_watch(r, store, it);
+    case END_CONNECTION:
+        return run_end(r, it);
     default:
-        status = tddp_store_queue_len(store, n.keys[0], NULL, &number);
-        return same_number(r, status, number, count_of(m, n.full[0], true));
+        return run_queue(r, store, it, &n);
     }
 }
 
@@ -371,22 +482,20 @@ static tddp_store *another(const run *r)
     return store;
 }
 
-static void open_clients(run *r)
+static void open_client(run *r, int i)
 {
     static const char *const prefixes[CLIENTS] = {"", "", "p/", "p/q/"};
-    for (int i = 0; i < CLIENTS; i++) {
-        tddp_store *base = i ? another(r) : tddp_store_retain(r->fixture.base);
-        r->clients[i] = base;
-        r->prefixes[i] = prefixes[i];
-        if (i >= 2) {
-            CHECK_OK(tddp_prefix_store_create("p", base, &r->clients[i]));
-            tddp_store_release(base);
-        }
-        if (i == 3) {
-            base = r->clients[i];
-            CHECK_OK(tddp_prefix_store_create("q", base, &r->clients[i]));
-            tddp_store_release(base);
-        }
+    tddp_store *base = i ? another(r) : tddp_store_retain(r->fixture.base);
+    r->clients[i] = base;
+    r->prefixes[i] = prefixes[i];
+    if (i >= 2) {
+        CHECK_OK(tddp_prefix_store_create("p", base, &r->clients[i]));
+        tddp_store_release(base);
+    }
+    if (i == 3) {
+        base = r->clients[i];
+        CHECK_OK(tddp_prefix_store_create("q", base, &r->clients[i]));
+        tddp_store_release(base);
     }
 }
 
@@ -395,7 +504,9 @@ static int play(const char *kind, const act *acts, int count, char why[512])
 {
     run r = {.kind = kind, .fixture = fixture_open(kind)};
     int failed = -1;
-    open_clients(&r);
+    for (int i = 0; i < CLIENTS; i++) {
+        open_client(&r, i);
+    }
     CHECK_OK(tddp_store_num_keys(r.fixture.base, NULL, &r.own_keys));
     for (int i = 0; i < count && failed < 0; i++) {
         failed = run_act(&r, &acts[i]) ? -1 : i;

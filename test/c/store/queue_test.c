@@ -1,11 +1,11 @@
 /*
- * Queues on every kind of store, with threads.
+ * Queues on every kind of store that has them, with threads.
  */
 #include "kinds.h"
 
 TEST(a_queue_gives_back_in_order_what_was_pushed)
 {
-    FOR_EACH_NEWER_KIND(f)
+    FOR_EACH_KIND_WITH_QUEUES(f)
     {
         CHECK_INT(length(f.store, "q"), 0);
         CHECK_OK(tddp_store_queue_push(f.store, text("q"), text("one"), NULL));
@@ -28,7 +28,7 @@ TEST(a_queue_gives_back_in_order_what_was_pushed)
 
 TEST(values_of_a_queue_may_be_any_bytes_and_large)
 {
-    FOR_EACH_NEWER_KIND(f)
+    FOR_EACH_KIND_WITH_QUEUES(f)
     {
         size_t size = (1 << 20) + 3;
         char *bytes = malloc(size);
@@ -48,7 +48,7 @@ TEST(values_of_a_queue_may_be_any_bytes_and_large)
 
 TEST(an_empty_queue_is_not_found_without_waiting)
 {
-    FOR_EACH_NEWER_KIND(f)
+    FOR_EACH_KIND_WITH_QUEUES(f)
     {
         tddp_blob got = {.size = 77};
         for (int i = 0; i < 3; i++) {
@@ -74,7 +74,7 @@ TEST(an_empty_queue_is_not_found_without_waiting)
 
 TEST(a_queue_that_holds_something_is_a_key_to_waits_and_to_nothing_else)
 {
-    FOR_EACH_NEWER_KIND(f)
+    FOR_EACH_KIND_WITH_QUEUES(f)
     {
         int64_t before;
         int64_t after;
@@ -132,7 +132,7 @@ static void *push_soon(void *data)
 
 TEST(a_pop_waits_for_a_push)
 {
-    FOR_EACH_NEWER_KIND(f)
+    FOR_EACH_KIND_WITH_QUEUES(f)
     {
         tddp_store *other;
         CHECK_OK(tddp_store_clone(f.store, NULL, &other));
@@ -148,7 +148,7 @@ TEST(a_pop_waits_for_a_push)
 
 TEST(a_pop_is_ended_by_its_cancel_token_and_has_taken_nothing)
 {
-    FOR_EACH_NEWER_KIND(f)
+    FOR_EACH_KIND_WITH_QUEUES(f)
     {
         tddp_cancel *cancel;
         CHECK_OK(tddp_cancel_create(&cancel));
@@ -190,7 +190,7 @@ static void *pop_until_the_end(void *data)
 
 TEST(each_value_goes_to_one_of_several_poppers)
 {
-    FOR_EACH_NEWER_KIND(f)
+    FOR_EACH_KIND_WITH_QUEUES(f)
     {
         popper poppers[POPPERS] = {0};
         pthread_t threads[POPPERS];
@@ -225,7 +225,7 @@ static void *wait_for_q(void *store)
 /* A push wakes one waiter of a server's, who need not be one that pops. */
 TEST(who_only_waits_for_a_queue_does_not_hold_up_who_pops)
 {
-    FOR_EACH_NEWER_KIND(f)
+    FOR_EACH_KIND_WITH_QUEUES(f)
     {
         tddp_store *clones[3];
         pthread_t threads[3];
@@ -259,7 +259,7 @@ TEST(who_only_waits_for_a_queue_does_not_hold_up_who_pops)
 
 TEST(arguments_are_checked)
 {
-    FOR_EACH_NEWER_KIND(f)
+    FOR_EACH_KIND_WITH_QUEUES(f)
     {
         tddp_blob got;
         tddp_slice empty = {"", 0};
@@ -276,4 +276,22 @@ TEST(arguments_are_checked)
         CHECK_INT(tddp_store_has_extended_api(f.store), 1);
     }
     CHECK_INT(tddp_store_has_extended_api(NULL), 0);
+}
+
+TEST(a_store_in_a_file_says_that_it_has_no_queues)
+{
+    static const char *const in_files[] = {"file", "prefix/file"};
+    for (int i = 0; i < 2; i++) {
+        fixture f = fixture_open(in_files[i]);
+        tddp_blob got;
+        int64_t length;
+        tddp_slice key = text("q");
+        CHECK_STATUS(tddp_store_queue_push(f.store, key, text("v"), NULL), TDDP_UNSUPPORTED);
+        CHECK_TEXT(tddp_error_message(), "a file store has no queues");
+        CHECK_STATUS(tddp_store_queue_pop(f.store, key, 1, NULL, &got), TDDP_UNSUPPORTED);
+        CHECK_STATUS(tddp_store_queue_len(f.store, key, NULL, &length), TDDP_UNSUPPORTED);
+        CHECK_OK(tddp_store_set(f.store, key, text("v"), NULL));
+        CHECK_VALUE(f.store, "q", "v");
+        fixture_close(&f);
+    }
 }

@@ -293,8 +293,8 @@ TEST(the_silent_connection_of_an_older_client_stays)
     CHECK_RAW(other, "[0]");
     tddp_net_close(other);
     usleep(1500000); /* longer than that */
-    raw_send(silent, "07 [2]2f78");
-    CHECK_RAW(silent, "03");
+    raw_send(silent, "06");
+    CHECK_RAW(silent, "[0]");
     CHECK_LOG_LINES(0);
     tddp_net_close(silent);
     /* Once the last client of that protocol has left, silent connections are dropped again. */

@@ -25,7 +25,9 @@ static bool survive_newer(tddp_store *store, long nth)
 {
     tddp_blob blob;
     tddp_blob_list list;
+    tddp_store_entries entries;
     int64_t number;
+    int set;
     bool failed = false;
     for (int i = 0; i < 2; i++) { /* the second one joins a queue that is there */
         TRY(tddp_store_queue_push(store, text("queue"), text("12345"), NULL), (void)0);
@@ -43,6 +45,16 @@ static bool survive_newer(tddp_store *store, long nth)
         tddp_blob_free(&blob);
     }
     TRY(tddp_store_list_keys(store, NULL, &list), tddp_blob_list_free(&list));
+    TRY(tddp_store_set_ephemeral(store, text("mine"), text("1"), 0, 1, NULL, &set, &blob), {
+        CHECK_TEXT(blob.data, "1");
+        tddp_blob_free(&blob);
+    });
+    for (int i = 0; i < 2; i++) { /* another prefix is answered at once, and so is a new key */
+        TRY(tddp_store_watch(store, text(i ? "on" : "tw"), NULL, &entries), {
+            CHECK_INT(entries.keys.count, 1);
+            tddp_store_entries_free(&entries);
+        });
+    }
     TRY(tddp_store_barrier(store, text("barrier"), 1, NULL), (void)0);
     return failed;
 }

@@ -4,6 +4,14 @@
 #include "store/wire.h"
 #include "store_fixture.h"
 
+/* A request that arrives as a whole, or does not. */
+static tddp_wire_result read_whole(const tddp_wire_dialect *dialect, const tddp_wire_limits *limits,
+                                   const char *data, size_t size, tddp_wire_parse *out)
+{
+    tddp_wire_progress none = {0};
+    return tddp_wire_read_on(dialect, limits, data, size, &none, out);
+}
+
 typedef struct example {
     tddp_wire_kind kind;
     const char *hex;
@@ -36,6 +44,8 @@ static const example examples[] = {
      false},
     {TDDP_WIRE_AUTH_PROVE, "f1 00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
      false},
+    {TDDP_WIRE_SET_EPHEMERAL, "f2 [2]2f6b [1]76 [500] 01", false},
+    {TDDP_WIRE_WATCH, "f3 [1]2f 00", false},
     {TDDP_WIRE_SET, "00 [2]2f6b [1]76", true},
     {TDDP_WIRE_COMPARE_SET, "01 [2]2f63 [3]626164 [1]7a", true},
     {TDDP_WIRE_GET, "02 [2]2f6b", true},
@@ -43,7 +53,6 @@ static const example examples[] = {
     {TDDP_WIRE_CHECK, "04 [2] [2]2f6b [5]2f6e6f7065", true},
     {TDDP_WIRE_WAIT, "05 [1] [2]2f6b", true},
     {TDDP_WIRE_NUM_KEYS, "06", true},
-    {TDDP_WIRE_WATCH_KEY, "07 [2]2f78", true},
     {TDDP_WIRE_DELETE_KEY, "08 [3]2f6b32", true},
 };
 enum { EXAMPLES = sizeof examples / sizeof *examples };
@@ -54,7 +63,7 @@ static tddp_wire_result read_as(const tddp_wire_dialect *dialect, const tddp_wir
 {
     char *copy = malloc(size ? size : 1);
     memcpy(copy, data, size);
-    tddp_wire_result result = tddp_wire_read(dialect, limits, copy, size, out);
+    tddp_wire_result result = read_whole(dialect, limits, copy, size, out);
     free(copy);
     return result;
 }
@@ -115,18 +124,26 @@ TEST(fields_are_where_they_belong)
     tddp_wire_parse parse;
     char bytes[256];
     size_t size = from_hex("02 [2]2f63 [3]626164 [1]7a", bytes);
-    CHECK_INT(tddp_wire_read(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
+    CHECK_INT(read_whole(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
     CHECK(parse.request.key.size == 2 && memcmp(parse.request.key.data, "/c", 2) == 0);
     CHECK(parse.request.values[0].size == 3 && memcmp(parse.request.values[0].data, "bad", 3) == 0);
     CHECK(parse.request.values[1].size == 1 && parse.request.values[1].data[0] == 'z');
     size = from_hex("04 [2]2f6e f9ffffffffffffff", bytes);
-    CHECK_INT(tddp_wire_read(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
+    CHECK_INT(read_whole(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
     CHECK_INT(parse.request.number, -7);
     size = from_hex("0d ffffffff", bytes);
-    CHECK_INT(tddp_wire_read(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
+    CHECK_INT(read_whole(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
     CHECK_INT(parse.request.number, UINT32_MAX);
+    size = from_hex("f2 [2]2f6b [1]76 [500] 01", bytes);
+    CHECK_INT(read_whole(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
+    CHECK(parse.request.key.size == 2 && parse.request.values[0].size == 1);
+    CHECK_INT(parse.request.number, 500);
+    CHECK(parse.request.flag);
+    size = from_hex("f3 [1]2f 00", bytes);
+    CHECK_INT(read_whole(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
+    CHECK(parse.request.key.size == 1 && !parse.request.flag);
     size = from_hex("0b [2] [3]2f6d31 [1]31 [3]2f6d32 [2]3232", bytes);
-    CHECK_INT(tddp_wire_read(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
+    CHECK_INT(read_whole(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_COMPLETE);
     CHECK_INT(parse.request.count, 2);
     static const char *const strings[] = {"/m1", "1", "/m2", "22"};
     for (int i = 0; i < 4; i++) {
@@ -158,6 +175,9 @@ TEST(gigantic_lengths_are_refused_at_once)
     check_malformed(&limits, "02 [1]6b [1]76 [8388609]", "value of bytes");
     check_malformed(&limits, "13", "unknown opcode 0x13");
     check_malformed(&limits, "ff", "unknown opcode 0xff");
+    check_malformed(&limits, "f4", "unknown opcode 0xf4");
+    check_malformed(&limits, "f3 [8193]", "key of bytes 8193, at most 8192");
+    check_malformed(&limits, "f2 [1]6b [8388609]", "value of bytes");
     check_malformed(&limits, "47455420", "unknown opcode 0x47");
 }
 
@@ -173,7 +193,7 @@ TEST(limits_can_be_chosen)
     tddp_wire_parse parse;
     char bytes[64];
     size_t size = from_hex("01 [1099511627776]", bytes);
-    CHECK_INT(tddp_wire_read(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_MORE);
+    CHECK_INT(read_whole(&tddp_wire_2x, &limits, bytes, size, &parse), TDDP_WIRE_MORE);
     CHECK(parse.needed == (size_t)9 + (UINT64_C(1) << 40) + (size_t)0);
 }
 
@@ -224,7 +244,7 @@ TEST(anything_but_the_hello_is_the_older_dialect)
         CHECK_INT(tddp_wire_choose(bytes, size, &dialect, &parse), TDDP_WIRE_COMPLETE);
         CHECK_TEXT(dialect->name, "1.13");
         tddp_wire_limits limits = tddp_wire_limits_of(0, 0);
-        CHECK_INT(tddp_wire_read(dialect, &limits, bytes, size, &parse), TDDP_WIRE_MORE);
+        CHECK_INT(read_whole(dialect, &limits, bytes, size, &parse), TDDP_WIRE_MORE);
     }
 }
 
@@ -250,7 +270,7 @@ TEST(a_list_in_pieces_is_not_read_again)
         CHECK_INT(seen, i ? 1 : 2);
         CHECK_INT(tddp_wire_read_on(&tddp_wire_2x, &limits, bytes, size, &progress, &parse),
                   TDDP_WIRE_COMPLETE);
-        CHECK_INT(tddp_wire_read(&tddp_wire_2x, &limits, bytes, size, &whole), TDDP_WIRE_COMPLETE);
+        CHECK_INT(read_whole(&tddp_wire_2x, &limits, bytes, size, &whole), TDDP_WIRE_COMPLETE);
         CHECK_INT(parse.request.size, whole.request.size);
         CHECK_INT(parse.request.count, whole.request.count);
         CHECK_INT(parse.request.list.size, whole.request.list.size);

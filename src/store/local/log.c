@@ -14,24 +14,28 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "store/file/file.h"
+#include "store/local/local.h"
 
-static tddp_status fail_file(const tddp_file_log *log, const char *what)
+static tddp_status fail_file(const tddp_local_log *log, const char *what)
 {
     return tddp_fail(TDDP_STORE, "file store %s: %s: %s", log->path, what, strerror(errno));
 }
 
-static void forget(tddp_file_log *log)
+static void forget(tddp_local_log *log)
 {
     tddp_store_map_clear(&log->values);
     log->read_to = 0;
 }
 
 /* Applies one record to the values. */
-static tddp_status apply(tddp_file_log *log, tddp_slice key, tddp_slice value)
+static tddp_status apply(tddp_local_log *log, tddp_slice key, tddp_slice value)
 {
     if (key.size > 1 && key.data[0] == '-') {
-        (void)tddp_store_values_delete(&log->values, (tddp_slice){key.data + 1, key.size - 1});
+        tddp_slice removed = {key.data + 1, key.size - 1};
+        tddp_store_entry *entry = tddp_store_map_find(&log->values, removed);
+        if (entry) {
+            tddp_store_map_remove(&log->values, entry);
+        }
         return TDDP_OK;
     }
     return tddp_store_values_set(&log->values, key, value);
@@ -55,7 +59,7 @@ static bool take(tddp_slice *data, tddp_slice *out)
     return true;
 }
 
-static tddp_status read_bytes(const tddp_file_log *log, int fd, char *data, size_t size)
+static tddp_status read_bytes(const tddp_local_log *log, int fd, char *data, size_t size)
 {
     for (size_t done = 0; done < size;) {
         ssize_t got = pread(fd, data + done, size - done, log->read_to + (off_t)done);
@@ -69,39 +73,49 @@ static tddp_status read_bytes(const tddp_file_log *log, int fd, char *data, size
     return TDDP_OK;
 }
 
-static tddp_status read_records(tddp_file_log *log, int fd, size_t size)
+/* Applies the records that follow those known. */
+static tddp_status apply_records(tddp_local_log *log, tddp_slice left)
+{
+    tddp_status status = TDDP_OK;
+    while (status == TDDP_OK && left.size) {
+        tddp_slice key = {0};
+        tddp_slice value = {0};
+        if (!take(&left, &key) || !take(&left, &value)) {
+            return tddp_fail(TDDP_STORE,
+                             "file store %s: no complete record at byte %lld: not a store's file, "
+                             "or its writer was killed; use a fresh path",
+                             log->path, (long long)log->read_to);
+        }
+        status = apply(log, key, value);
+        if (status == TDDP_OK) {
+            log->read_to += (off_t)(8 + key.size + value.size);
+        }
+    }
+    return status;
+}
+
+static tddp_status read_records(tddp_local_log *log, int fd, size_t size)
 {
     char *data = tddp_alloc(size);
     if (!data) {
         return TDDP_OUT_OF_MEMORY;
     }
     tddp_status status = read_bytes(log, fd, data, size);
-    tddp_slice left = {data, size};
-    while (status == TDDP_OK && left.size) {
-        tddp_slice key = {0};
-        tddp_slice value = {0};
-        if (!take(&left, &key) || !take(&left, &value)) {
-            status =
-                tddp_fail(TDDP_STORE,
-                          "file store %s: no complete record at byte %lld: not a store's file, "
-                          "or its writer was killed; use a fresh path",
-                          log->path, (long long)log->read_to);
-        } else {
-            status = apply(log, key, value);
-        }
-        if (status == TDDP_OK) {
-            log->read_to += (off_t)(8 + key.size + value.size);
-        }
-    }
+    status = status ? status : apply_records(log, (tddp_slice){data, size});
     free(data);
     return status;
 }
 
-static tddp_status catch_up(tddp_file_log *log, int fd)
+static tddp_status catch_up(tddp_local_log *log, int fd)
 {
     struct stat now;
+    struct stat named;
     if (fstat(fd, &now)) {
         return fail_file(log, "fstat");
+    }
+    /* The last user may have removed the file between our open and our lock. */
+    if (stat(log->path, &named) || now.st_ino != named.st_ino || now.st_dev != named.st_dev) {
+        return tddp_fail(TDDP_TIMEOUT, "file store %s: the file was replaced", log->path);
     }
     if (now.st_ino != log->inode || now.st_dev != log->device || now.st_size < log->read_to) {
         forget(log); /* another run's file by the same name */
@@ -112,19 +126,13 @@ static tddp_status catch_up(tddp_file_log *log, int fd)
     return fresh ? read_records(log, fd, fresh) : TDDP_OK;
 }
 
-/* The last user may have removed the file between our open and our lock. */
-static bool still_there(const tddp_file_log *log, int fd)
+tddp_status tddp_local_begin(tddp_local_log *log, bool write, tddp_local_access *access)
 {
-    struct stat opened;
-    struct stat named;
-    return fstat(fd, &opened) == 0 && stat(log->path, &named) == 0 &&
-           opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
-}
-
-tddp_status tddp_file_begin(tddp_file_log *log, bool write, tddp_file_access *access)
-{
-    *access = (tddp_file_access){.fd = -1};
+    *access = (tddp_local_access){.fd = -1};
     int fd;
+    if (!log->path) {
+        return TDDP_OK;
+    }
     do {
         fd = open(log->path, write ? O_RDWR | O_CREAT | O_CLOEXEC : O_RDONLY | O_CLOEXEC, 0644);
     } while (fd < 0 && errno == EINTR);
@@ -141,8 +149,6 @@ tddp_status tddp_file_begin(tddp_file_log *log, bool write, tddp_file_access *ac
         status =
             busy ? tddp_fail(TDDP_TIMEOUT, "file store %s: another process has the lock", log->path)
                  : fail_file(log, "flock");
-    } else if (!still_there(log, fd)) {
-        status = tddp_fail(TDDP_TIMEOUT, "file store %s: the file was replaced", log->path);
     } else {
         status = catch_up(log, fd);
     }
@@ -154,7 +160,7 @@ tddp_status tddp_file_begin(tddp_file_log *log, bool write, tddp_file_access *ac
     return TDDP_OK;
 }
 
-static tddp_status put_part(tddp_file_access *access, const char *mark, tddp_slice part)
+static tddp_status put_part(tddp_local_access *access, const char *mark, tddp_slice part)
 {
     size_t size = strlen(mark) + part.size;
     if (size > UINT32_MAX) {
@@ -167,20 +173,20 @@ static tddp_status put_part(tddp_file_access *access, const char *mark, tddp_sli
     return status ? status : tddp_bytes_append(&access->records, part.data, part.size);
 }
 
-tddp_status tddp_file_put(tddp_file_access *access, tddp_slice key, tddp_slice value)
+tddp_status tddp_local_put(tddp_local_access *access, tddp_slice key, tddp_slice value)
 {
     tddp_status status = put_part(access, "", key);
     return status ? status : put_part(access, "", value);
 }
 
-tddp_status tddp_file_put_deletion(tddp_file_access *access, tddp_slice key)
+tddp_status tddp_local_put_deletion(tddp_local_access *access, tddp_slice key)
 {
     tddp_status status = put_part(access, "-", key);
     return status ? status : put_part(access, "", (tddp_slice){"", 0});
 }
 
 /* All records or none: after a failure the file is cut back to what it was. */
-static tddp_status write_records(const tddp_file_log *log, const tddp_file_access *access)
+static tddp_status write_records(const tddp_local_log *log, const tddp_local_access *access)
 {
     size_t done = 0;
     while (done < access->records.size) {
@@ -199,10 +205,12 @@ static tddp_status write_records(const tddp_file_log *log, const tddp_file_acces
     return TDDP_OK;
 }
 
-tddp_status tddp_file_end(tddp_file_log *log, tddp_file_access *access, tddp_status status)
+tddp_status tddp_local_end(tddp_local_log *log, tddp_local_access *access, tddp_status status)
 {
     if (status == TDDP_OK && access->records.size) {
-        status = write_records(log, access);
+        status = log->path
+                     ? write_records(log, access)
+                     : apply_records(log, (tddp_slice){access->records.data, access->records.size});
     }
     tddp_bytes_free(&access->records);
     tddp_close(access->fd);
