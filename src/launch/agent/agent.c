@@ -299,9 +299,6 @@ static tddp_status prepare(tddp_launch_agent *agent)
     if (status == TDDP_OK) {
         open_timers(agent);
     }
-    if (status == TDDP_OK && agent->options->monitor) {
-        status = tddp_launch_monitor_create(&agent->console, &agent->monitor);
-    }
     if (status == TDDP_OK) {
         status = start_health(agent);
     }
@@ -325,7 +322,6 @@ static void release(tddp_launch_agent *agent)
     tddp_launch_job_free(&agent->job);
     tddp_launch_oom_close(&agent->oom);
     tddp_close(agent->null_fd);
-    tddp_launch_monitor_free(agent->monitor);
     tddp_launch_console_close(&agent->console);
 }
 

@@ -26,7 +26,6 @@
 
 #include "launch/agent/agent.h"
 #include "launch/health/health.h"
-#include "launch/output/monitor.h"
 #include "launch/output/output.h"
 #include "launch/workers/environment.h"
 #include "launch/workers/oom.h"
@@ -96,13 +95,10 @@ typedef struct tddp_launch_agent {
     int signal;                /* the first ending signal, or 0 */
     bool front_gone;           /* torchrun's front was killed, and that has been acted on */
     char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
-    struct pollfd *entries;       /* room for all that is polled */
-    tddp_launch_monitor *monitor; /* --monitor; else NULL */
-    int64_t shown_state;          /* the state that the monitor was last woken for: state_key() */
-    tddp_launch_timers *timers;   /* NULL: there can be none */
-    tddp_launch_health *health;   /* --health-check-port; else NULL */
-    int64_t published_state;      /* the state that it has: state_key(); -1: none */
-    char waited_for[256];         /* the nodes that the rendezvous waits for; "": unknown */
+    struct pollfd *entries;     /* room for all that is polled */
+    tddp_launch_timers *timers; /* NULL: there can be none */
+    tddp_launch_health *health; /* --health-check-port; else NULL */
+    int64_t published_state;    /* the state that it has: state_key(); -1: none */
 } tddp_launch_agent;
 
 /* --- agent.c --------------------------------------------------------------------------------- */
@@ -143,20 +139,6 @@ void tddp_launch_agent_on_deadline(tddp_launch_agent *agent);
 
 /* After other events: whether the phase is over. */
 void tddp_launch_agent_advance(tddp_launch_agent *agent);
-
-/* --- monitor_view.c -------------------------------------------------------------------------- */
-
-/* With --monitor: shows how things stand, if that is due. */
-void tddp_launch_agent_update_monitor(tddp_launch_agent *agent);
-
-/* A few words on the agent, and on a worker. */
-const char *tddp_launch_agent_state_text(const tddp_launch_agent *agent);
-const char *tddp_launch_agent_worker_state(const tddp_launch_agent *agent,
-                                           const tddp_launch_worker *worker,
-                                           char text[TDDP_LAUNCH_ENDING_BYTES]);
-
-/* Changes whenever either does. */
-int64_t tddp_launch_agent_state_key(const tddp_launch_agent *agent);
 
 /* --- health_view.c --------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /*
  * The agent's event loop, one poll(2): signals, notifications from other nodes, workers' output,
- * and our own output when it can be written. Only --monitor and --health-check-port use a timer;
+ * and our own output when it can be written. Only --health-check-port uses a timer;
  * else the poll's timeout is the phase's deadline. Main thread.
  */
 #include <errno.h>
@@ -68,8 +68,7 @@ static void check_output(tddp_launch_agent *agent)
 
 static int time_limit(const tddp_launch_agent *agent)
 {
-    int64_t look = tddp_launch_monitor_deadline(agent->monitor);
-    int64_t deadline = look < agent->deadline ? look : agent->deadline;
+    int64_t deadline = agent->deadline;
     int64_t turn = tddp_launch_health_deadline(agent->health);
     int64_t timer = tddp_launch_timers_deadline(agent->timers);
     deadline = turn < deadline ? turn : deadline;
@@ -101,6 +100,5 @@ void tddp_launch_agent_loop(tddp_launch_agent *agent)
             tddp_launch_agent_on_deadline(agent);
         }
         check_output(agent);
-        tddp_launch_agent_update_monitor(agent);
     }
 }

@@ -87,8 +87,6 @@ static void take_notification(tddp_launch_agent *agent, tddp_launch_notification
         take_done(agent);
         break;
     case TDDP_LAUNCH_NOTIFICATION_STATUS:
-        (void)snprintf(agent->waited_for, sizeof agent->waited_for, "%.*s",
-                       (int)sizeof agent->waited_for - 1, text);
         tddp_launch_console_say(&agent->console, "%s", text);
         break;
     case TDDP_LAUNCH_NOTIFICATION_FAILED:

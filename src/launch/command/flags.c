@@ -254,11 +254,6 @@ const tddp_launch_flag tddp_launch_flags[] = {
      .value = "TEXT,...",
      .help = "the same for standard error and filtered_stderr.log"},
     /* --- watching and checking --- */
-    {.name = "monitor",
-     .kind = TDDP_LAUNCH_KIND_SWITCH,
-     .offset = FIELD(monitor),
-     .group = watching,
-     .help = "draw the state of the workers on the terminal: processor, memory, last line"},
     {.name = "health-check-port",
      .variable = "TORCHELASTIC_HEALTH_CHECK_PORT",
      .kind = TDDP_LAUNCH_KIND_NUMBER,

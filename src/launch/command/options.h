@@ -128,7 +128,6 @@ typedef struct tddp_launch_options {
     bool run_path;
     bool pass_local_rank;
     bool virtual_local_rank;
-    bool monitor;
     int min_nodes;
     int max_nodes; /* more than min_nodes: elastic */
     int node_rank; /* -1: not given */

@@ -146,12 +146,6 @@ bool tddp_launch_console_is_terminal(const tddp_launch_console *console, int str
     return console->streams[stream]->terminal;
 }
 
-int tddp_launch_console_terminal(const tddp_launch_console *console)
-{
-    const tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
-    return sink->terminal && !sink->error ? sink->fd : -1;
-}
-
 void tddp_launch_console_say(tddp_launch_console *console, const char *format, ...)
 {
     char text[SAID_BYTES];
@@ -212,31 +206,10 @@ static void flush_sink(tddp_launch_sink *sink)
     }
 }
 
-/* Whether a terminal is not where a status display may stand: below whole lines. */
-static bool unfinished(const tddp_launch_sink *sink)
-{
-    return sink->terminal && (waiting(sink) > 0 || !sink->at_line);
-}
-
-static bool written_to(const tddp_launch_sink *sink)
-{
-    return sink->terminal && waiting(sink) > 0;
-}
-
 void tddp_launch_console_flush(tddp_launch_console *console)
 {
-    tddp_launch_sink *sinks = console->sinks;
-    if (console->hook.hide && !console->hidden &&
-        (written_to(&sinks[0]) || written_to(&sinks[1]))) {
-        console->hidden = true;
-        console->hook.hide(console->hook.data);
-    }
     for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
-        flush_sink(&sinks[i]);
-    }
-    if (console->hidden && !unfinished(&sinks[0]) && !unfinished(&sinks[1])) {
-        console->hidden = false;
-        console->hook.show(console->hook.data);
+        flush_sink(&console->sinks[i]);
     }
 }
 

@@ -30,21 +30,11 @@ typedef struct tddp_launch_sink {
     bool told;          /* people know of the error */
 } tddp_launch_sink;
 
-/* What stands below the output on a terminal, such as a status display: taken away before a flush
- * writes to the terminal, drawn again once all is written and a line has ended there. */
-typedef struct tddp_launch_console_hook {
-    void (*hide)(void *data);
-    void (*show)(void *data);
-    void *data;
-} tddp_launch_console_hook;
-
 typedef struct tddp_launch_console {
     tddp_launch_sink sinks[TDDP_LAUNCH_STREAMS];
     /* Where each stream goes: both to the same sink if both are the same file, so that a line of
      * one is never cut by a line of the other. */
     tddp_launch_sink *streams[TDDP_LAUNCH_STREAMS];
-    tddp_launch_console_hook hook; /* all NULL: none */
-    bool hidden;                   /* hook.hide was called last */
 } tddp_launch_console;
 
 /* Looks at descriptors 1 and 2. `console` must stay where it is. */
@@ -75,10 +65,6 @@ bool tddp_launch_console_is_free(const tddp_launch_console *console, int stream,
 
 /* Whether a stream goes to a terminal. */
 bool tddp_launch_console_is_terminal(const tddp_launch_console *console, int stream);
-
-/* The descriptor of the terminal that standard error is, for whoever draws there beside the queue
- * (it does not block, if that can be had); -1 if it is none. Borrowed. */
-int tddp_launch_console_terminal(const tddp_launch_console *console);
 
 /* Queues torchrun's own line, "torchrun: TEXT", for standard error: cut beyond 8 KiB, lost if
  * memory is short. */

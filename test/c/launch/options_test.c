@@ -194,8 +194,6 @@ TEST(flags_may_be_abbreviated)
     CHECK_OK(parse("--nproc_per=4 --nnode 1 --no-p a"));
     CHECK_INT(got.processes.number, 4);
     CHECK(got.no_ruby);
-    CHECK_OK(parse("--monitor a")); /* a whole name, though another begins with it */
-    CHECK(got.monitor);
     refused("--no a", "--no may be one of --no-ruby, --node-rank; expected one of them");
     refused("--rdzv a", "--rdzv may be one of --rdzv-backend, --rdzv-endpoint, --rdzv-id, ");
     refused("--=2 a", "unknown flag --; flags of the script");
