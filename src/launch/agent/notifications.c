@@ -105,12 +105,10 @@ void tddp_launch_agent_on_notification(tddp_launch_agent *agent)
 {
     char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
     tddp_launch_world world;
-    tddp_launch_notification notification = TDDP_LAUNCH_NOTIFICATION_NONE;
-    bool over = agent->rendezvous && tddp_launch_rendezvous_over(agent->rendezvous);
+    tddp_launch_notification notification;
+    bool over = tddp_launch_rendezvous_over(agent->rendezvous);
     do {
-        if (agent->rendezvous) {
-            notification = tddp_launch_rendezvous_next(agent->rendezvous, &world, text);
-        }
+        notification = tddp_launch_rendezvous_next(agent->rendezvous, &world, text);
         take_notification(agent, notification, &world, text);
     } while (notification != TDDP_LAUNCH_NOTIFICATION_NONE);
     if (over && agent->phase <= TDDP_LAUNCH_LINGERING) {

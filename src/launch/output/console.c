@@ -79,6 +79,29 @@ void tddp_launch_console_close(tddp_launch_console *console)
     }
 }
 
+static tddp_status on_room(void *data, int events)
+{
+    (void)events;
+    tddp_launch_console_flush(data);
+    return TDDP_OK;
+}
+
+tddp_status tddp_launch_console_watch(tddp_launch_console *console, tddp_launch_loop *loop)
+{
+    tddp_status status = TDDP_OK;
+    for (int i = 0; i < TDDP_LAUNCH_STREAMS && status == TDDP_OK; i++) {
+        tddp_launch_sink *sink = &console->sinks[i];
+        sink->source = (tddp_launch_source){
+            .fd = sink->fd,
+            .priority = TDDP_LAUNCH_PRIORITY_EVENT,
+            .callback = on_room,
+            .data = console,
+        };
+        status = tddp_launch_loop_add(loop, &sink->source);
+    }
+    return status;
+}
+
 static size_t waiting(const tddp_launch_sink *sink)
 {
     return sink->queue.size - sink->sent;
@@ -88,6 +111,7 @@ static tddp_status queue(tddp_launch_sink *sink, const void *writer, const char 
 {
     sink->at_line = data[size - 1] == '\n';
     sink->writer = writer;
+    sink->source.events = POLLOUT;
     return tddp_bytes_append(&sink->queue, data, size);
 }
 
@@ -196,6 +220,7 @@ static void flush_sink(tddp_launch_sink *sink)
     if (sink->error || sink->sent == queue->size) {
         queue->size = 0;
         sink->sent = 0;
+        sink->source.events = 0;
         if (queue->capacity > KEPT_CAPACITY) {
             tddp_bytes_free(queue);
         }
@@ -237,15 +262,4 @@ bool tddp_launch_console_abandoned(tddp_launch_console *console)
         abandoned |= sink->error == EPIPE;
     }
     return abandoned;
-}
-
-size_t tddp_launch_console_poll(const tddp_launch_console *console, struct pollfd *entries)
-{
-    size_t count = 0;
-    for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
-        if (waiting(&console->sinks[i]) > 0) {
-            entries[count++] = (struct pollfd){.fd = console->sinks[i].fd, .events = POLLOUT};
-        }
-    }
-    return count;
 }

@@ -4,9 +4,7 @@
 #ifndef TDDP_LAUNCH_CONSOLE_H
 #define TDDP_LAUNCH_CONSOLE_H
 
-#include <poll.h>
-
-#include "base/base.h"
+#include "launch/loop/loop.h"
 
 enum { TDDP_LAUNCH_OUT, TDDP_LAUNCH_ERR, TDDP_LAUNCH_STREAMS };
 
@@ -25,9 +23,10 @@ typedef struct tddp_launch_sink {
     size_t sent; /* the first so many bytes of `queue` are written */
     int error;   /* errno of the write that failed; nothing is written any more. 0: none */
     bool terminal;
-    bool at_line;       /* what was queued last ended a line */
-    const void *writer; /* who queued last, where it said so: who may go on with the line */
-    bool told;          /* people know of the error */
+    bool at_line;              /* what was queued last ended a line */
+    const void *writer;        /* who queued last, where it said so: who may go on with the line */
+    bool told;                 /* people know of the error */
+    tddp_launch_source source; /* waits for room while something is queued */
 } tddp_launch_sink;
 
 typedef struct tddp_launch_console {
@@ -40,6 +39,10 @@ typedef struct tddp_launch_console {
 /* Looks at descriptors 1 and 2. `console` must stay where it is. */
 void tddp_launch_console_open(tddp_launch_console *console);
 void tddp_launch_console_close(tddp_launch_console *console);
+
+/* Has the loop write what is queued, as soon as there is room. Errors: TDDP_OUT_OF_MEMORY. */
+TDDP_NODISCARD tddp_status tddp_launch_console_watch(tddp_launch_console *console,
+                                                     tddp_launch_loop *loop);
 
 /* Queues bytes for a stream; dropped if its sink has failed. */
 TDDP_NODISCARD tddp_status tddp_launch_console_write(tddp_launch_console *console, int stream,
@@ -83,8 +86,5 @@ bool tddp_launch_console_pending(const tddp_launch_console *console);
 /* Whether nobody reads one of the streams any more. Another failure, such as a full disk, is said
  * once on standard error; what follows on that stream is lost. */
 bool tddp_launch_console_abandoned(tddp_launch_console *console);
-
-/* Adds to `entries` what to poll for; at most TDDP_LAUNCH_STREAMS. Returns how many. */
-size_t tddp_launch_console_poll(const tddp_launch_console *console, struct pollfd *entries);
 
 #endif

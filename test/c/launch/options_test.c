@@ -202,6 +202,20 @@ TEST(flags_may_be_abbreviated)
     CHECK_INT(got.processes.number, 1);
 }
 
+TEST(the_health_check_listens_on_loopback_or_where_it_is_told)
+{
+    CHECK_OK(parse("a"));
+    CHECK_INT(got.health.port, -1);
+    CHECK_OK(parse("--health-check-port=8080 a"));
+    CHECK_INT(got.health.port, 8080);
+    CHECK_TEXT(got.health.host, "");
+    CHECK_OK(parse("--health-check-port [::1]:0 a"));
+    CHECK_INT(got.health.port, 0);
+    CHECK_TEXT(got.health.host, "::1");
+    refused("--health-check-port=8080x a", "expected a port from 0 to 65535, with a numeric");
+    refused("--health-check-port=myhost:8080 a", "--health-check-port=myhost:8080: expected");
+}
+
 TEST(unknown_flags_are_named)
 {
     refused("--nproc-per-nodes=2 a",
