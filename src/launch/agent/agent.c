@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "launch/agent/agent_state.h"
+#include "launch/output/log_queue.h"
 #include "net/net.h"
 
 /* --- the workers ----------------------------------------------------------------------------- */
@@ -329,6 +330,8 @@ static void release(tddp_launch_agent *agent)
     tddp_launch_job_free(&agent->job);
     tddp_launch_oom_close(&agent->oom);
     tddp_close(agent->null_fd);
+    tddp_launch_log_queue_close();
+    tddp_launch_console_flush(&agent->console);
     tddp_launch_console_close(&agent->console);
     tddp_launch_loop_free(&agent->loop);
 }

@@ -4,6 +4,7 @@
  * thread.
  */
 #include "launch/agent/agent_state.h"
+#include "launch/output/log_queue.h"
 
 /* --- callbacks ------------------------------------------------------------------------------- */
 
@@ -80,7 +81,7 @@ tddp_status tddp_launch_agent_watch(tddp_launch_agent *agent)
     if (status == TDDP_OK) {
         status = tddp_launch_console_watch(&agent->console, &agent->loop);
     }
-    return status;
+    return status == TDDP_OK ? tddp_launch_log_queue_open(&agent->loop, &agent->console) : status;
 }
 
 tddp_status tddp_launch_agent_watch_timers(tddp_launch_agent *agent)
