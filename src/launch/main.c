@@ -29,19 +29,6 @@ static int complain(int status)
     return status;
 }
 
-/* What other rooms log while nodes meet, in torchrun's name. Any thread. */
-static void log_line(tddp_log_level level, const char *room, const char *text, void *data)
-{
-    (void)level;
-    (void)room;
-    (void)data;
-    char *line = tddp_format("torchrun: %s\n", text);
-    if (line) {
-        tddp_log_to_stderr(line);
-        free(line);
-    }
-}
-
 /* A closed descriptor below 3 would be given to the next pipe, and a worker's dup2 would cross it.
  * Those that are filled here are the workers' too. */
 static bool fill_standard_descriptors(void)
@@ -112,7 +99,6 @@ int main(int argc, char **argv)
     if (!fill_standard_descriptors()) {
         return EXIT_FAILURE;
     }
-    tddp_log_set_sink(log_line, NULL);
     if (tddp_launch_options_parse(argc, argv, lookup, &options) != TDDP_OK) {
         return complain(EXIT_USAGE);
     }

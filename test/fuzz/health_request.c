@@ -18,10 +18,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         for (size_t i = 0; copy && i < part; i++) {
             copy[i] = (char)data[i];
         }
-        tddp_launch_health_status status =
-            copy ? tddp_launch_health_parse(copy, part, &head) : TDDP_LAUNCH_HEALTH_INCOMPLETE;
+        int status = copy ? tddp_launch_health_parse(copy, part, &head) : 0;
         free(copy);
-        if (status != TDDP_LAUNCH_HEALTH_INCOMPLETE) {
+        if (status != 0) {
             return 0;
         }
         if (part == TDDP_LAUNCH_HEALTH_REQUEST_BYTES) {

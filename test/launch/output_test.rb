@@ -112,6 +112,63 @@ class OutputTest < LaunchCase
     reader&.close
   end
 
+  # Clients that are none, each of which torchrun's store drops with a line.
+  def send_garbage(port, count)
+    count.times do
+      TCPSocket.open("127.0.0.1", port) do |socket|
+        socket.write("\xff" * 8)
+        socket.read
+      rescue Errno::ECONNRESET
+        nil
+      end
+    end
+  end
+
+  # @return [Integer] how many bytes it took
+  def fill_pipe(writer)
+    [4096, 1].sum do |size|
+      taken = 0
+      loop { taken += writer.write_nonblock("." * size) }
+    rescue IO::WaitWritable
+      taken
+    end
+  end
+
+  # A pipe that is full holds up neither the store's thread nor the workers, and no line of torchrun's is lost
+  # before there are many.
+  def test_lines_about_strangers_wait_for_the_reader_of_standard_error
+    reader, writer = IO.pipe
+    filled = fill_pipe(writer)
+    run = start("--nproc-per-node=2", *shell("echo port $MASTER_PORT; until [ -e go ]; do sleep 0.05; done; echo bye $RANK; until [ -e end ]; do sleep 0.05; done"), err: writer)
+    writer.close
+    send_garbage(run.await(/port \d+/)[/\d+/].to_i, 15)
+    File.write("#{@folder}/go", "")
+    2.times { |rank| run.await(/bye #{rank}/) }
+    assert_equal filled, reader.read(filled).size
+    lines = Timeout.timeout(LIMIT) { Array.new(15) { reader.gets } }
+    lines.each { |line| assert_match(/\Atorchrun: dropped client 127\.0\.0\.1:\d+: /, line) }
+    File.write("#{@folder}/end", "")
+    assert_code 0, run.finish
+    assert_empty reader.read
+  ensure
+    reader&.close
+  end
+
+  # Nor do such lines, which nobody ever reads, keep torchrun from its end; there are few of them and a count.
+  def test_lines_about_strangers_do_not_hold_up_the_end
+    reader, writer = IO.pipe
+    filled = fill_pipe(writer)
+    run = start("--nproc-per-node=2", *shell("echo port $MASTER_PORT; until [ -e go ]; do sleep 0.05; done; echo bye"), err: writer)
+    writer.close
+    send_garbage(run.await(/port \d+/)[/\d+/].to_i, 300)
+    File.write("#{@folder}/go", "")
+    assert_code 0, run.finish
+    assert_equal 2, run.out.scan("bye").size
+    assert_equal filled, reader.read.size
+  ensure
+    reader&.close
+  end
+
   def test_a_reader_that_goes_away_ends_the_job
     reader, writer = IO.pipe
     run = start("--nproc-per-node=2", *shell(NOISE), out: writer)

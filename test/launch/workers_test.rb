@@ -36,6 +36,26 @@ class WorkersTest < LaunchCase
     refute_equal "1", variables["MASTER_PORT"]
   end
 
+  # How often the agent's threads were woken; nil: one of them is about to run.
+  def wakes(agent)
+    tasks = Dir["/proc/#{agent}/task/*/"]
+    return unless tasks.all? { |task| File.read("#{task}stat")[/\) (\S)/, 1] == "S" }
+
+    tasks.sum { |task| File.read("#{task}status")[/^voluntary_ctxt_switches:\s+(\d+)/, 1].to_i }
+  end
+
+  def test_while_nothing_happens_torchrun_sleeps
+    run = start("--nproc-per-node=2", "--health-check-port=0", *shell("echo ready; exec sleep 600"))
+    run.await(/(ready\n){2}/)
+    agent = run.agent
+    before = nil
+    eventually("all threads to sleep") { Array.new(5) { wakes(agent).tap { sleep 0.02 } }.uniq.then { |seen| before = seen.first if seen.size == 1 } }
+    sleep 1
+    assert_equal before, wakes(agent)
+    run.signal(:TERM)
+    assert_code 143, run.finish
+  end
+
   THREADS = %w[OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS].freeze
 
   def test_threads_are_the_cores_divided_by_the_workers

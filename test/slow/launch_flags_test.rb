@@ -214,8 +214,6 @@ class LaunchFlagsTest < LaunchCase
     end
   end
 
-  flag("monitor") { each_run("monitor", true, *shell("echo seen")) { |result| assert_includes result.out, "seen" } }
-
   flag("check") do
     checker = File.join(File.dirname(BINARY), "torchrun-check")
     skip "#{checker} is not built" unless File.executable?(checker)

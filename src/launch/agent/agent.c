@@ -10,9 +10,8 @@
 #include <unistd.h>
 
 #include "launch/agent/agent_state.h"
+#include "launch/output/log_queue.h"
 #include "net/net.h"
-
-enum { POLLED_BESIDE_WORKERS = 8, LONGEST_TURN_MS = 60000 };
 
 /* --- the workers ----------------------------------------------------------------------------- */
 
@@ -40,7 +39,11 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
         start.argv && start.envp ? tddp_launch_worker_start(worker, &start) : TDDP_OUT_OF_MEMORY;
     tddp_launch_list_free(start.argv);
     tddp_launch_list_free(start.envp);
-    return status;
+    if (status != TDDP_OK) {
+        return status;
+    }
+    agent->alive++;
+    return tddp_launch_agent_watch_worker(agent, local_rank);
 }
 
 void tddp_launch_agent_start_workers(tddp_launch_agent *agent)
@@ -59,7 +62,6 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent)
             tddp_launch_agent_fail(agent);
             return;
         }
-        agent->alive++;
     }
 }
 
@@ -134,7 +136,8 @@ static void start_first_round(tddp_launch_agent *agent)
     if (agent->options->max_nodes == 1) {
         start_alone(agent, 0);
     } else if (tddp_launch_rendezvous_start(agent->options, &times, agent->job.run_id, agent->count,
-                                            &agent->rendezvous) != TDDP_OK) {
+                                            &agent->rendezvous) != TDDP_OK ||
+               tddp_launch_agent_watch_nodes(agent) != TDDP_OK) {
         tddp_launch_agent_fail(agent);
     }
 }
@@ -164,9 +167,7 @@ void tddp_launch_agent_say_sequel(tddp_launch_agent *agent)
     agent->sequel = TDDP_LAUNCH_SEQUEL_OPEN;
 }
 
-/* Whether this node's workers may be started again; one node alone decides here, several have all
- * decide, and what they decide may come later still. */
-static bool may_go_on(tddp_launch_agent *agent)
+bool tddp_launch_agent_goes_on(const tddp_launch_agent *agent)
 {
     bool reason = agent->cause == TDDP_LAUNCH_CAUSE_WORKER ||
                   agent->cause == TDDP_LAUNCH_CAUSE_PEER ||
@@ -177,23 +178,22 @@ static bool may_go_on(tddp_launch_agent *agent)
     if (agent->rendezvous) {
         return agent->sequel != TDDP_LAUNCH_SEQUEL_END;
     }
-    agent->sequel = TDDP_LAUNCH_SEQUEL_RESTART;
     return agent->world.restart < agent->options->max_restarts;
 }
 
 void tddp_launch_agent_finish_round(tddp_launch_agent *agent)
 {
     for (int i = 0; i < agent->count; i++) {
-        tddp_launch_worker *worker = &agent->workers[i];
-        /* Short memory costs output here, nothing else. */
-        (void)!tddp_launch_worker_drain(worker, agent->output);
+        const tddp_launch_worker *worker = &agent->workers[i];
+        tddp_launch_agent_drain_worker(agent, i);
         if (worker->has_terminal && WIFSIGNALED(worker->wait_status)) {
             tddp_launch_terminal_restore(&agent->terminal);
         }
     }
     tddp_launch_agent_say_cause(agent);
-    if (may_go_on(agent)) {
+    if (tddp_launch_agent_goes_on(agent)) {
         agent->reported = agent->cause == TDDP_LAUNCH_CAUSE_WORKER;
+        agent->sequel = agent->rendezvous ? agent->sequel : TDDP_LAUNCH_SEQUEL_RESTART;
         tddp_launch_agent_say_sequel(agent);
         start_next_round(agent);
         return;
@@ -239,34 +239,42 @@ static tddp_status allow_files(tddp_launch_agent *agent)
     return TDDP_OK;
 }
 
-static tddp_status start_health(tddp_launch_agent *agent)
+/* The job runs without one if its port cannot be had. */
+static void open_health(tddp_launch_agent *agent)
 {
-    int port = agent->options->health_port;
-    tddp_status status =
-        port < 0 ? TDDP_OK : tddp_launch_health_start(port, LONGEST_TURN_MS, &agent->health);
-    if (status == TDDP_OK && port == 0) {
+    const tddp_launch_endpoint *at = &agent->options->health;
+    if (at->port < 0) {
+        return;
+    }
+    const char *host = at->host[0] != '\0' ? at->host : tddp_net_loopback();
+    if (tddp_launch_health_open(&agent->loop, host, at->port, tddp_launch_agent_health, agent,
+                                &agent->health) != TDDP_OK) {
+        tddp_launch_console_say(&agent->console,
+                                "--health-check-port: %s; the job runs without a health check",
+                                tddp_error_message());
+    } else if (at->port == 0) {
         tddp_launch_console_say(&agent->console, "health check on port %d",
                                 tddp_launch_health_port(agent->health));
     }
-    return status;
 }
 
 /* Without a place for the pipe the job runs without timers. */
-static void open_timers(tddp_launch_agent *agent)
+static tddp_status open_timers(tddp_launch_agent *agent)
 {
     const char *folder = agent->options->private_folder;
     if (folder && tddp_launch_timers_open(folder, &agent->timers) != TDDP_OK) {
         tddp_launch_console_say(&agent->console, "no timers for workers: %s", tddp_error_message());
     }
     agent->job.timer_file = tddp_launch_timers_path(agent->timers);
+    return agent->timers ? tddp_launch_agent_watch_timers(agent) : TDDP_OK;
 }
 
 static tddp_status prepare(tddp_launch_agent *agent)
 {
-    size_t polled = (size_t)agent->count * TDDP_LAUNCH_STREAMS + POLLED_BESIDE_WORKERS;
-    agent->workers = tddp_alloc_array((size_t)agent->count, sizeof *agent->workers);
-    agent->entries = tddp_alloc_array(polled, sizeof *agent->entries);
-    if (!agent->workers || !agent->entries) {
+    size_t count = (size_t)agent->count;
+    agent->streams = tddp_alloc_array(count * TDDP_LAUNCH_STREAMS, sizeof *agent->streams);
+    agent->workers = agent->streams ? tddp_alloc_array(count, sizeof *agent->workers) : NULL;
+    if (!agent->workers) {
         return TDDP_OUT_OF_MEMORY;
     }
     for (int i = 0; i < agent->count; i++) {
@@ -297,36 +305,35 @@ static tddp_status prepare(tddp_launch_agent *agent)
                                            &agent->output);
     }
     if (status == TDDP_OK) {
-        open_timers(agent);
-    }
-    if (status == TDDP_OK && agent->options->monitor) {
-        status = tddp_launch_monitor_create(&agent->console, &agent->monitor);
+        status = open_timers(agent);
     }
     if (status == TDDP_OK) {
-        status = start_health(agent);
+        open_health(agent);
     }
     return status;
 }
 
 static void release(tddp_launch_agent *agent)
 {
-    tddp_launch_health_end(agent->health);
     /* First the store: what is left of its thread must not outlive what it uses. */
-    tddp_launch_rendezvous_end(agent->rendezvous);
+    tddp_launch_agent_leave_nodes(agent);
     tddp_store_server_stop(agent->server);
+    tddp_launch_health_close(agent->health);
     if (agent->workers) {
         forget_workers(agent);
     }
     free(agent->workers);
-    free(agent->entries);
+    free(agent->streams);
     tddp_launch_record_free(&agent->record);
     tddp_launch_timers_close(agent->timers);
     tddp_launch_output_free(agent->output);
     tddp_launch_job_free(&agent->job);
     tddp_launch_oom_close(&agent->oom);
     tddp_close(agent->null_fd);
-    tddp_launch_monitor_free(agent->monitor);
+    tddp_launch_log_queue_close();
+    tddp_launch_console_flush(&agent->console);
     tddp_launch_console_close(&agent->console);
+    tddp_launch_loop_free(&agent->loop);
 }
 
 int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_program *program,
@@ -340,10 +347,10 @@ int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_progra
         .oom = {.log = -1},
         .count = local_size,
         .world = {.node_rank = -1},
-        .published_state = -1,
     };
     tddp_launch_console_open(&agent.console);
-    if (prepare(&agent) == TDDP_OK) {
+    bool watched = tddp_launch_agent_watch(&agent) == TDDP_OK;
+    if (watched && prepare(&agent) == TDDP_OK) {
         start_first_round(&agent);
     } else {
         (void)snprintf(agent.text, sizeof agent.text, "%s", tddp_error_message());
@@ -352,7 +359,7 @@ int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_progra
         agent.phase = TDDP_LAUNCH_FLUSHING;
         agent.deadline = INT64_MAX;
     }
-    if (agent.entries) {
+    if (watched) {
         tddp_launch_agent_loop(&agent);
     }
     int status = tddp_launch_agent_conclude(&agent);

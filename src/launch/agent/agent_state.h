@@ -1,7 +1,7 @@
 /*
  * The agent's state, shared by agent.c (a run from its start to its end), phases.c (what each event
- * does), notifications.c (what those of other nodes do), loop.c (the event loop) and outcome.c (the
- * report and the exit status).
+ * does), notifications.c (what those of other nodes do), sources.c (what the event loop waits for)
+ * and outcome.c (the report and the exit status).
  *
  *              all nodes there       first failure, signal, other node
  *     JOINING ----------------> RUNNING ------------------------> STOPPING
@@ -20,13 +20,11 @@
 #ifndef TDDP_LAUNCH_AGENT_STATE_H
 #define TDDP_LAUNCH_AGENT_STATE_H
 
-#include <poll.h>
-
 #include <tddp/store.h>
 
 #include "launch/agent/agent.h"
 #include "launch/health/health.h"
-#include "launch/output/monitor.h"
+#include "launch/loop/loop.h"
 #include "launch/output/output.h"
 #include "launch/workers/environment.h"
 #include "launch/workers/oom.h"
@@ -67,10 +65,27 @@ typedef enum tddp_launch_sequel {
     TDDP_LAUNCH_SEQUEL_END,     /* no other round */
 } tddp_launch_sequel;
 
-typedef struct tddp_launch_agent {
+typedef struct tddp_launch_agent tddp_launch_agent;
+
+/* One stream of a worker, as long as it is read. */
+typedef struct tddp_launch_stream {
+    tddp_launch_agent *agent;
+    int local_rank;
+    int stream;
+    tddp_launch_source source;
+} tddp_launch_stream;
+
+struct tddp_launch_agent {
     const tddp_launch_options *options;
     const tddp_launch_program *program;
     tddp_launch_signals *signals;
+    tddp_launch_loop loop;
+    struct {
+        tddp_launch_source signals;
+        tddp_launch_source nodes;  /* notifications of the rendezvous */
+        tddp_launch_source timers; /* workers' */
+        tddp_launch_source phase;  /* its deadline */
+    } sources;
     tddp_launch_console console;
     tddp_launch_job job;
     char run_id[64]; /* made up if none was given */
@@ -83,7 +98,8 @@ typedef struct tddp_launch_agent {
     int null_fd;
     struct rlimit files; /* how many torchrun was started with */
     tddp_launch_worker *workers;
-    int count; /* of workers, on this node */
+    tddp_launch_stream *streams; /* TDDP_LAUNCH_STREAMS for each worker */
+    int count;                   /* of workers, on this node */
     int alive;
     tddp_launch_phase phase;
     int64_t deadline; /* of the phase; INT64_MAX: none */
@@ -96,14 +112,9 @@ typedef struct tddp_launch_agent {
     int signal;                /* the first ending signal, or 0 */
     bool front_gone;           /* torchrun's front was killed, and that has been acted on */
     char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
-    struct pollfd *entries;       /* room for all that is polled */
-    tddp_launch_monitor *monitor; /* --monitor; else NULL */
-    int64_t shown_state;          /* the state that the monitor was last woken for: state_key() */
-    tddp_launch_timers *timers;   /* NULL: there can be none */
-    tddp_launch_health *health;   /* --health-check-port; else NULL */
-    int64_t published_state;      /* the state that it has: state_key(); -1: none */
-    char waited_for[256];         /* the nodes that the rendezvous waits for; "": unknown */
-} tddp_launch_agent;
+    tddp_launch_timers *timers; /* NULL: there can be none */
+    tddp_launch_health *health; /* --health-check-port; else NULL */
+};
 
 /* --- agent.c --------------------------------------------------------------------------------- */
 
@@ -112,6 +123,10 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent);
 
 /* Says what kind of round follows, and forgets it. */
 void tddp_launch_agent_say_sequel(tddp_launch_agent *agent);
+
+/* Whether another round follows once the workers of this one have ended, as far as this node can
+ * tell: one node alone decides, several have all decide, and what they decide may come later. */
+bool tddp_launch_agent_goes_on(const tddp_launch_agent *agent);
 
 /* Once nobody is left: starts the next round if one is due, or reports and goes to FLUSHING. */
 void tddp_launch_agent_finish_round(tddp_launch_agent *agent);
@@ -144,24 +159,10 @@ void tddp_launch_agent_on_deadline(tddp_launch_agent *agent);
 /* After other events: whether the phase is over. */
 void tddp_launch_agent_advance(tddp_launch_agent *agent);
 
-/* --- monitor_view.c -------------------------------------------------------------------------- */
-
-/* With --monitor: shows how things stand, if that is due. */
-void tddp_launch_agent_update_monitor(tddp_launch_agent *agent);
-
-/* A few words on the agent, and on a worker. */
-const char *tddp_launch_agent_state_text(const tddp_launch_agent *agent);
-const char *tddp_launch_agent_worker_state(const tddp_launch_agent *agent,
-                                           const tddp_launch_worker *worker,
-                                           char text[TDDP_LAUNCH_ENDING_BYTES]);
-
-/* Changes whenever either does. */
-int64_t tddp_launch_agent_state_key(const tddp_launch_agent *agent);
-
 /* --- health_view.c --------------------------------------------------------------------------- */
 
-/* With --health-check-port: reports that the loop turns, and the state if it has changed. */
-void tddp_launch_agent_update_health(tddp_launch_agent *agent);
+/* The job's state: a tddp_launch_health_view, whose data is the agent. */
+char *tddp_launch_agent_health(void *data, bool *healthy);
 
 /* --- notifications.c ------------------------------------------------------------------------- */
 
@@ -176,7 +177,22 @@ void tddp_launch_agent_send_leave(const tddp_launch_agent *agent, const char *wh
 /* Executes the workers' requests, and ends workers whose timers have expired. */
 void tddp_launch_agent_on_timers(tddp_launch_agent *agent);
 
-/* --- loop.c ---------------------------------------------------------------------------------- */
+/* --- sources.c ------------------------------------------------------------------------------- */
+
+/* Has the loop wait for signals, deadlines, and room on the console, so that it can be run. */
+tddp_status tddp_launch_agent_watch(tddp_launch_agent *agent);
+
+/* The same for the workers' timers, for the rendezvous, and for what a worker writes, once these
+ * are there. */
+tddp_status tddp_launch_agent_watch_timers(tddp_launch_agent *agent);
+tddp_status tddp_launch_agent_watch_nodes(tddp_launch_agent *agent);
+tddp_status tddp_launch_agent_watch_worker(tddp_launch_agent *agent, int local_rank);
+
+/* Reads what is left of the worker's streams, and closes them. */
+void tddp_launch_agent_drain_worker(tddp_launch_agent *agent, int local_rank);
+
+/* Ends the rendezvous, if there is one. */
+void tddp_launch_agent_leave_nodes(tddp_launch_agent *agent);
 
 /* Waits for events and has them handled until OVER. */
 void tddp_launch_agent_loop(tddp_launch_agent *agent);

@@ -1,12 +1,12 @@
 /*
- * Collects what the health check answers about the agent, without changing it. Main thread.
+ * What the health check answers about the job. Main thread.
  */
 #include "launch/agent/agent_state.h"
 #include "launch/report/json.h"
 #include "launch/report/report.h"
 
-/* The job fails, or this node's part of it: a restart makes it healthy again. */
-static bool is_failing(const tddp_launch_agent *agent)
+/* Whether the job has failed, as far as this node can tell; one that restarts has not. */
+static bool has_failed(const tddp_launch_agent *agent)
 {
     switch (agent->cause) {
     case TDDP_LAUNCH_CAUSE_WORKER:
@@ -14,7 +14,7 @@ static bool is_failing(const tddp_launch_agent *agent)
     case TDDP_LAUNCH_CAUSE_OUTPUT:
     case TDDP_LAUNCH_CAUSE_FATAL:
     case TDDP_LAUNCH_CAUSE_SAID:
-        return true;
+        return !tddp_launch_agent_goes_on(agent);
     case TDDP_LAUNCH_CAUSE_NONE:
     case TDDP_LAUNCH_CAUSE_CHANGED:
     case TDDP_LAUNCH_CAUSE_SIGNAL:
@@ -23,50 +23,73 @@ static bool is_failing(const tddp_launch_agent *agent)
     return false;
 }
 
+static const char *state_of(const tddp_launch_agent *agent)
+{
+    switch (agent->phase) {
+    case TDDP_LAUNCH_JOINING:
+        return agent->world.size > 0 ? "restarting" : "joining";
+    case TDDP_LAUNCH_RUNNING:
+    case TDDP_LAUNCH_LINGERING:
+        return "running";
+    case TDDP_LAUNCH_STOPPING:
+    case TDDP_LAUNCH_KILLING:
+        return tddp_launch_agent_goes_on(agent) ? "restarting" : "stopping";
+    case TDDP_LAUNCH_FLUSHING:
+    case TDDP_LAUNCH_OVER:
+        break;
+    }
+    return "done";
+}
+
+static const char *worker_state(const tddp_launch_agent *agent, const tddp_launch_worker *worker,
+                                char text[TDDP_LAUNCH_ENDING_BYTES])
+{
+    if (worker->alive) {
+        return agent->phase == TDDP_LAUNCH_RUNNING ? "running" : "stopping";
+    }
+    return tddp_launch_worker_failed(worker) ? tddp_launch_ending(worker, text) : "done";
+}
+
 static void put_workers(const tddp_launch_agent *agent, tddp_launch_json *json)
 {
     char ending[TDDP_LAUNCH_ENDING_BYTES];
-    int count = agent->phase == TDDP_LAUNCH_JOINING ? 0 : agent->count;
     tddp_launch_json_open(json, "workers", '[');
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < agent->count; i++) {
         const tddp_launch_worker *worker = &agent->workers[i];
+        if (worker->pid == 0) {
+            continue; /* not started yet, or not again */
+        }
         tddp_launch_json_open(json, NULL, '{');
         tddp_launch_json_number(json, "rank", worker->rank);
         tddp_launch_json_number(json, "local_rank", worker->local_rank);
         tddp_launch_json_number(json, "pid", worker->pid);
-        tddp_launch_json_text(json, "state", tddp_launch_agent_worker_state(agent, worker, ending));
+        tddp_launch_json_text(json, "state", worker_state(agent, worker, ending));
         tddp_launch_json_close(json, '{');
     }
     tddp_launch_json_close(json, '[');
 }
 
-static void put_job(const tddp_launch_agent *agent, tddp_launch_json *json)
+char *tddp_launch_agent_health(void *data, bool *healthy)
 {
+    const tddp_launch_agent *agent = data;
     const tddp_launch_world *world = &agent->world;
-    tddp_launch_json_text(json, "state", tddp_launch_agent_state_text(agent));
-    tddp_launch_json_text(json, "run_id", agent->job.run_id);
-    tddp_launch_json_number(json, "node_rank", world->node_rank);
-    tddp_launch_json_number(json, "nodes", world->nodes);
-    tddp_launch_json_number(json, "world_size", world->size);
-    tddp_launch_json_number(json, "round", world->round);
-    tddp_launch_json_number(json, "restart", world->restart);
-    tddp_launch_json_number(json, "max_restarts", world->max_restarts);
-}
-
-void tddp_launch_agent_update_health(tddp_launch_agent *agent)
-{
-    tddp_launch_health_turn(agent->health);
-    int64_t state = tddp_launch_agent_state_key(agent);
-    if (!agent->health || agent->published_state == state) {
-        return;
-    }
-    tddp_launch_json json = {.follows = true};
-    put_job(agent, &json);
+    tddp_launch_json json = {0};
+    *healthy = !has_failed(agent);
+    tddp_launch_json_open(&json, NULL, '{');
+    tddp_launch_json_bool(&json, "healthy", *healthy);
+    tddp_launch_json_text(&json, "state", state_of(agent));
+    tddp_launch_json_text(&json, "run_id", agent->job.run_id);
+    tddp_launch_json_number(&json, "node_rank", world->node_rank);
+    tddp_launch_json_number(&json, "nodes", world->nodes);
+    tddp_launch_json_number(&json, "world_size", world->size);
+    tddp_launch_json_number(&json, "round", world->round);
+    tddp_launch_json_number(&json, "restart", world->restart);
+    tddp_launch_json_number(&json, "max_restarts", world->max_restarts);
     put_workers(agent, &json);
-    if (json.failed) { /* short memory: at the next turn */
+    tddp_launch_json_close(&json, '{');
+    json.failed |= tddp_bytes_append(&json.text, "\n", 2) != TDDP_OK; /* with its NUL */
+    if (json.failed) {
         tddp_bytes_free(&json.text);
-        return;
     }
-    tddp_launch_health_publish(agent->health, !is_failing(agent), &json.text);
-    agent->published_state = state;
+    return json.text.data;
 }

@@ -87,8 +87,6 @@ static void take_notification(tddp_launch_agent *agent, tddp_launch_notification
         take_done(agent);
         break;
     case TDDP_LAUNCH_NOTIFICATION_STATUS:
-        (void)snprintf(agent->waited_for, sizeof agent->waited_for, "%.*s",
-                       (int)sizeof agent->waited_for - 1, text);
         tddp_launch_console_say(&agent->console, "%s", text);
         break;
     case TDDP_LAUNCH_NOTIFICATION_FAILED:
@@ -107,12 +105,10 @@ void tddp_launch_agent_on_notification(tddp_launch_agent *agent)
 {
     char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
     tddp_launch_world world;
-    tddp_launch_notification notification = TDDP_LAUNCH_NOTIFICATION_NONE;
-    bool over = agent->rendezvous && tddp_launch_rendezvous_over(agent->rendezvous);
+    tddp_launch_notification notification;
+    bool over = tddp_launch_rendezvous_over(agent->rendezvous);
     do {
-        if (agent->rendezvous) {
-            notification = tddp_launch_rendezvous_next(agent->rendezvous, &world, text);
-        }
+        notification = tddp_launch_rendezvous_next(agent->rendezvous, &world, text);
         take_notification(agent, notification, &world, text);
     } while (notification != TDDP_LAUNCH_NOTIFICATION_NONE);
     if (over && agent->phase <= TDDP_LAUNCH_LINGERING) {

@@ -328,8 +328,7 @@ void tddp_launch_agent_on_deadline(tddp_launch_agent *agent)
         break;
     case TDDP_LAUNCH_FLUSHING:
         /* The other nodes have had their time; who reads our output has as long as it takes. */
-        tddp_launch_rendezvous_end(agent->rendezvous);
-        agent->rendezvous = NULL;
+        tddp_launch_agent_leave_nodes(agent);
         agent->deadline = INT64_MAX;
         if (agent->signal != 0) {
             agent->phase = TDDP_LAUNCH_OVER;

@@ -253,21 +253,16 @@ const tddp_launch_flag tddp_launch_flags[] = {
      .value = "TEXT,...",
      .help = "the same for standard error and filtered_stderr.log"},
     /* --- watching and checking --- */
-    {.name = "monitor",
-     .kind = TDDP_LAUNCH_KIND_SWITCH,
-     .offset = FIELD(monitor),
-     .group = watching,
-     .help = "draw the state of the workers on the terminal: processor, memory, last line"},
     {.name = "health-check-port",
      .variable = "TORCHELASTIC_HEALTH_CHECK_PORT",
-     .kind = TDDP_LAUNCH_KIND_NUMBER,
-     .offset = FIELD(health_port),
-     .min = 0,
-     .max = 65535,
+     .kind = TDDP_LAUNCH_KIND_LISTENER,
+     .offset = FIELD(health),
      .group = watching,
-     .value = "PORT",
-     .help = "answer GET /health over HTTP on this port, with the workers' state as JSON: 200, or "
-             "503 when workers have failed or torchrun hangs; 0: a free port, which is shown"},
+     .value = "[ADDRESS:]PORT",
+     .help =
+         "answer GET /health over HTTP, with the job's state as JSON: 200, or 503 once the job "
+         "has failed; on loopback, or on this address (0.0.0.0: all); port 0: a free one, which "
+         "is shown"},
     {.name = "check",
      .here_only = true,
      .kind = TDDP_LAUNCH_KIND_SWITCH,

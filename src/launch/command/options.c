@@ -16,7 +16,7 @@ static const tddp_launch_options defaults = {
     .min_nodes = 1,
     .max_nodes = 1,
     .node_rank = -1,
-    .health_port = -1,
+    .health = {.port = -1},
     .master_port = -1,
     .processes = {TDDP_LAUNCH_PROCESSES_NUMBER, 0},
     .backend = TDDP_LAUNCH_STATIC,

@@ -124,16 +124,15 @@ typedef struct tddp_launch_options {
     bool run_path;
     bool pass_local_rank;
     bool virtual_local_rank;
-    bool monitor;
     int min_nodes;
     int max_nodes; /* more than min_nodes: elastic */
     int node_rank; /* -1: not given */
     int master_port;
-    int health_port; /* -1: not given; 0: any free one */
     int max_restarts;
     tddp_launch_process_count processes;
     tddp_launch_rendezvous_kind backend;
     tddp_launch_binding_kind numa_binding;
+    tddp_launch_endpoint health; /* port -1: not given; host "": loopback */
     tddp_launch_endpoint endpoints[TDDP_LAUNCH_MAX_ENDPOINTS]; /* --master-addr makes one as well */
     int endpoint_count;                                        /* 0: none was given */
     tddp_launch_conf conf;
@@ -212,6 +211,7 @@ typedef enum tddp_launch_kind {
     TDDP_LAUNCH_KIND_WORD,   /* a text that is one of the choices */
     TDDP_LAUNCH_KIND_CHOICE, /* an enum in the order of the choices */
     TDDP_LAUNCH_KIND_ADDRESS,
+    TDDP_LAUNCH_KIND_LISTENER,
     TDDP_LAUNCH_KIND_NUMBER,
     TDDP_LAUNCH_KIND_SECONDS,
     TDDP_LAUNCH_KIND_NODES, /* two ints, one after the other */

@@ -8,6 +8,7 @@
 
 #include "base/base.h"
 #include "launch/command/options.h"
+#include "net/net.h"
 
 tddp_status tddp_launch_value_refuse(const char *source, const char *value, const char *expected)
 {
@@ -182,6 +183,24 @@ static tddp_status store_address(const char *source, const char *value, const ch
     return TDDP_OK;
 }
 
+/* PORT or ADDRESS:PORT. */
+static tddp_status store_listener(const char *source, const char *value, tddp_launch_endpoint *out)
+{
+    int64_t port;
+    tddp_net_address address;
+    tddp_launch_endpoint found = {.port = -1};
+    if (tddp_parse_int(value, 0, 65535, &port)) {
+        found.port = (int)port;
+    } else if (!tddp_launch_endpoint_read(value, &found) || found.port < 0 ||
+               !tddp_net_parse(found.host, found.port, &address)) {
+        return tddp_launch_value_refuse(source, value,
+                                        "a port from 0 to 65535, with a numeric address before it "
+                                        "if others than this host are to reach it: 0.0.0.0:8080");
+    }
+    *out = found;
+    return TDDP_OK;
+}
+
 tddp_status tddp_launch_value_store(const tddp_launch_flag *flag, const char *source,
                                     const char *value, tddp_launch_options *out)
 {
@@ -204,6 +223,8 @@ tddp_status tddp_launch_value_store(const tddp_launch_flag *flag, const char *so
         return store_choice(flag, source, value, field);
     case TDDP_LAUNCH_KIND_ADDRESS:
         return store_address(source, value, field);
+    case TDDP_LAUNCH_KIND_LISTENER:
+        return store_listener(source, value, field);
     case TDDP_LAUNCH_KIND_NUMBER:
         return store_number(flag, source, value, field);
     case TDDP_LAUNCH_KIND_SECONDS:

@@ -1,84 +1,186 @@
 /*
- * What the health check knows, and what it answers. The agent's thread reports, the health check's
- * own answers; a lock guards the state, and the last turn is atomic.
+ * The listener and its connections, each for one request, within a time and a size. Nobody is kept
+ * out: where all connections are in use, a new one takes the place of the oldest. Main thread.
  */
-#include <fcntl.h>
-#include <inttypes.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "launch/health/health.h"
 #include "net/net.h"
 
-enum { TURN_MS = 1000 };
+enum { CONNECTIONS = 16, CLIENT_MS = 2000, PAUSE_MS = 50 };
+
+typedef struct connection {
+    tddp_launch_health *health; /* NULL: not in use */
+    tddp_launch_source source;  /* its time is the connection's end */
+    char request[TDDP_LAUNCH_HEALTH_REQUEST_BYTES];
+    size_t size; /* of the request so far */
+    char *answer;
+    size_t sent; /* of the answer */
+} connection;
 
 struct tddp_launch_health {
-    int listen_fd;
-    int port;
-    int stop[2]; /* a pipe; the thread ends when it is closed */
-    pthread_t thread;
-    int64_t limit_ms;
-    _Atomic int64_t turned; /* when the loop turned last */
-    pthread_mutex_t lock;
-    bool healthy;
-    tddp_bytes members;
+    tddp_launch_loop *loop;
+    tddp_launch_health_view *view;
+    void *data;
+    tddp_launch_source listener;
+    connection connections[CONNECTIONS];
 };
 
-/* --- the agent's side ------------------------------------------------------------------------ */
+/* --- requests -------------------------------------------------------------------------------- */
 
-static void *serve(void *data)
+int tddp_launch_health_parse(const char *data, size_t size, bool *head)
 {
+    char text[TDDP_LAUNCH_HEALTH_REQUEST_BYTES + 1] = "";
+    memcpy(text, data, size);
+    *head = strncmp(text, "HEAD ", 5) == 0;
+    if (!strstr(text, "\r\n\r\n") && !strstr(text, "\n\n")) {
+        return size < TDDP_LAUNCH_HEALTH_REQUEST_BYTES ? 0 : 404;
+    }
+    const char *path = text + (*head ? 5 : 4);
+    text[strcspn(text, "\r\n")] = '\0';
+    if ((!*head && strncmp(text, "GET ", 4) != 0) || strncmp(path, "/health", 7) != 0 ||
+        !strstr(path, " HTTP/1.")) {
+        return 404;
+    }
+    path += path[7] == 'z' ? 8 : 7; /* "/health", "/healthz", "/health/live", "/health?all" */
+    return strchr(" /?", *path) ? 200 : 404;
+}
+
+static char *make_answer(const tddp_launch_health *health, int code, bool head)
+{
+    bool healthy = true;
+    char *body = code == 200 ? health->view(health->data, &healthy) : tddp_copy_string("");
+    const char *what = code == 404 ? "404 Not Found"
+                       : healthy   ? "200 OK"
+                                   : "503 Service Unavailable";
+    char *answer = !body ? NULL
+                         : tddp_format("HTTP/1.1 %s\r\nContent-Type: application/json\r\n"
+                                       "Content-Length: %zu\r\nCache-Control: no-store\r\n"
+                                       "Connection: close\r\n\r\n%s",
+                                       what, strlen(body), head ? "" : body);
+    free(body);
+    return answer;
+}
+
+/* --- connections ----------------------------------------------------------------------------- */
+
+static void drop(connection *self)
+{
+    if (self->health) {
+        tddp_launch_loop_remove(self->health->loop, &self->source);
+        tddp_net_close(self->source.fd);
+        free(self->answer);
+        self->health = NULL;
+        self->source.time = 0;
+    }
+}
+
+static bool would_block(void)
+{
+    return errno == EAGAIN || errno == EINTR;
+}
+
+/* Reads the request, and sends the answer; returns whether there is more to do. */
+static bool advance(connection *self)
+{
+    bool head;
+    const int fd = self->source.fd;
+    if (!self->answer) {
+        ssize_t got = recv(fd, self->request + self->size, sizeof self->request - self->size, 0);
+        if (got <= 0) {
+            return got < 0 && would_block();
+        }
+        self->size += (size_t)got;
+        int code = tddp_launch_health_parse(self->request, self->size, &head);
+        if (code == 0) {
+            return true;
+        }
+        self->answer = make_answer(self->health, code, head);
+        self->source.events = POLLOUT;
+        if (!self->answer) {
+            return false;
+        }
+    }
+    size_t left = strlen(self->answer + self->sent);
+    ssize_t sent = send(fd, self->answer + self->sent, left, MSG_NOSIGNAL);
+    self->sent += sent > 0 ? (size_t)sent : 0;
+    return sent < 0 ? would_block() : (size_t)sent < left;
+}
+
+/* What came in time is answered, however late it is looked at. */
+static tddp_status on_connection(void *data, int events)
+{
+    connection *self = data;
+    if ((events != TDDP_LAUNCH_TIME && !advance(self)) || (events & TDDP_LAUNCH_TIME)) {
+        drop(self);
+    }
+    return TDDP_OK;
+}
+
+/* One that is not in use, or else the oldest. */
+static connection *take_connection(tddp_launch_health *health)
+{
+    connection *found = health->connections;
+    for (int i = 1; i < CONNECTIONS; i++) {
+        if (health->connections[i].source.time < found->source.time) {
+            found = &health->connections[i];
+        }
+    }
+    drop(found);
+    return found;
+}
+
+static tddp_status on_listener(void *data, int events)
+{
+    int fd;
+    tddp_net_address from;
     tddp_launch_health *health = data;
-    tddp_launch_health_serve(health, health->listen_fd, health->stop[0]);
-    return NULL;
-}
-
-static void release(tddp_launch_health *health)
-{
-    tddp_close(health->listen_fd);
-    tddp_close(health->stop[0]);
-    tddp_close(health->stop[1]);
-    tddp_bytes_free(&health->members);
-    pthread_mutex_destroy(&health->lock);
-    free(health);
-}
-
-static tddp_status listen_on(tddp_launch_health *health, int port)
-{
-    tddp_net_address local;
-    tddp_status status = tddp_net_listen(NULL, port, &health->listen_fd);
-    if (status == TDDP_OK) {
-        status = tddp_net_local(health->listen_fd, &local);
+    health->listener.events = POLLIN;
+    if (events == TDDP_LAUNCH_TIME) {
+        return TDDP_OK;
     }
-    if (status == TDDP_OK) {
-        health->port = tddp_net_port(&local);
+    if (!tddp_net_accept(health->listener.fd, &fd, &from)) {
+        health->listener.events = 0; /* short of descriptors it would be ready at once again */
+        health->listener.time = tddp_deadline_after_ms(PAUSE_MS);
+        return TDDP_OK;
     }
-    return status;
+    connection *self = take_connection(health);
+    *self = (connection){.health = health, .source = health->listener};
+    self->source.fd = fd;
+    self->source.time = tddp_deadline_after_ms(CLIENT_MS);
+    self->source.callback = on_connection;
+    self->source.data = self;
+    if (tddp_launch_loop_add(health->loop, &self->source) != TDDP_OK) {
+        drop(self);
+    }
+    return TDDP_OK;
 }
 
-tddp_status tddp_launch_health_start(int port, int64_t limit_ms, tddp_launch_health **out)
+/* --- the health check ------------------------------------------------------------------------ */
+
+tddp_status tddp_launch_health_open(tddp_launch_loop *loop, const char *host, int port,
+                                    tddp_launch_health_view *view, void *data,
+                                    tddp_launch_health **out)
 {
     tddp_launch_health *health = tddp_alloc(sizeof *health);
     if (!health) {
         return TDDP_OUT_OF_MEMORY;
     }
-    health->listen_fd = health->stop[0] = health->stop[1] = -1;
-    health->limit_ms = limit_ms;
-    health->healthy = true;
-    pthread_mutex_init(&health->lock, NULL);
-    tddp_launch_health_turn(health);
-    tddp_status status = listen_on(health, port);
-    if (status == TDDP_OK && pipe2(health->stop, O_CLOEXEC) != 0) {
-        status = tddp_fail_errno("pipe");
-    }
+    health->loop = loop;
+    health->view = view;
+    health->data = data;
+    health->listener =
+        (tddp_launch_source){-1, POLLIN, TDDP_LAUNCH_PRIORITY_REQUEST, 0, on_listener, health};
+    tddp_status status = tddp_net_listen(host, port, &health->listener.fd);
     if (status == TDDP_OK) {
-        status = tddp_thread_start(&health->thread, "health", serve, health);
+        status = tddp_launch_loop_add(loop, &health->listener);
     }
     if (status != TDDP_OK) {
-        release(health);
-        return tddp_fail(status, "--health-check-port: %s", tddp_error_message());
+        tddp_launch_health_close(health);
+        return status;
     }
     *out = health;
     return TDDP_OK;
@@ -86,105 +188,18 @@ tddp_status tddp_launch_health_start(int port, int64_t limit_ms, tddp_launch_hea
 
 int tddp_launch_health_port(const tddp_launch_health *health)
 {
-    return health->port;
+    tddp_net_address local;
+    return tddp_net_local(health->listener.fd, &local) == TDDP_OK ? tddp_net_port(&local) : 0;
 }
 
-void tddp_launch_health_turn(tddp_launch_health *health)
+void tddp_launch_health_close(tddp_launch_health *health)
 {
     if (health) {
-        atomic_store(&health->turned, tddp_now_ns());
+        for (int i = 0; i < CONNECTIONS; i++) {
+            drop(&health->connections[i]);
+        }
+        tddp_launch_loop_remove(health->loop, &health->listener);
+        tddp_close(health->listener.fd);
+        free(health);
     }
-}
-
-int64_t tddp_launch_health_deadline(const tddp_launch_health *health)
-{
-    return health ? atomic_load(&health->turned) + TURN_MS * TDDP_NS_PER_MS : INT64_MAX;
-}
-
-void tddp_launch_health_publish(tddp_launch_health *health, bool healthy, tddp_bytes *members)
-{
-    pthread_mutex_lock(&health->lock);
-    tddp_bytes_free(&health->members);
-    health->members = *members;
-    health->healthy = healthy;
-    pthread_mutex_unlock(&health->lock);
-    *members = (tddp_bytes){0};
-}
-
-void tddp_launch_health_end(tddp_launch_health *health)
-{
-    if (health) {
-        tddp_close(health->stop[1]);
-        health->stop[1] = -1;
-        pthread_join(health->thread, NULL);
-        release(health);
-    }
-}
-
-/* --- the answer ------------------------------------------------------------------------------ */
-
-static const char *reason_of(tddp_launch_health_status status)
-{
-    switch (status) {
-    case TDDP_LAUNCH_HEALTH_OK:
-        return "OK";
-    case TDDP_LAUNCH_HEALTH_NOT_FOUND:
-        return "Not Found";
-    case TDDP_LAUNCH_HEALTH_METHOD:
-        return "Method Not Allowed\r\nAllow: GET, HEAD";
-    case TDDP_LAUNCH_HEALTH_TOO_LARGE:
-        return "Request Header Fields Too Large";
-    case TDDP_LAUNCH_HEALTH_UNAVAILABLE:
-        return "Service Unavailable";
-    case TDDP_LAUNCH_HEALTH_INCOMPLETE:
-    case TDDP_LAUNCH_HEALTH_BAD:
-        break;
-    }
-    return "Bad Request";
-}
-
-/* Returns whether all is well. */
-static bool put_body(tddp_launch_health *health, tddp_bytes *out, tddp_status *status)
-{
-    char head[96];
-    int64_t idle_ms = (tddp_now_ns() - atomic_load(&health->turned)) / TDDP_NS_PER_MS;
-    bool hangs = idle_ms > health->limit_ms;
-    pthread_mutex_lock(&health->lock);
-    bool healthy = health->healthy && !hangs;
-    int length = snprintf(head, sizeof head,
-                          "{\n\"healthy\": %s,\n\"hangs\": %s,\n\"ms_since_turn\": %" PRId64,
-                          healthy ? "true" : "false", hangs ? "true" : "false", idle_ms);
-    *status = tddp_bytes_append(out, head, (size_t)length);
-    if (*status == TDDP_OK) {
-        *status = tddp_bytes_append(out, health->members.data, health->members.size);
-    }
-    pthread_mutex_unlock(&health->lock);
-    if (*status == TDDP_OK) {
-        *status = tddp_bytes_append(out, "}\n", 2);
-    }
-    return healthy;
-}
-
-tddp_status tddp_launch_health_answer(tddp_launch_health *health, tddp_launch_health_status outcome,
-                                      bool head, tddp_bytes *out)
-{
-    char header[256];
-    tddp_bytes body = {0};
-    tddp_status status = TDDP_OK;
-    if (outcome == TDDP_LAUNCH_HEALTH_OK && !put_body(health, &body, &status)) {
-        outcome = TDDP_LAUNCH_HEALTH_UNAVAILABLE;
-    }
-    int length = snprintf(header, sizeof header,
-                          "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\n"
-                          "Content-Length: %zu\r\nCache-Control: no-store\r\n"
-                          "Connection: close\r\n\r\n",
-                          (int)outcome, reason_of(outcome), body.size);
-    if (status == TDDP_OK) {
-        status = tddp_bytes_append(out, header, (size_t)length);
-    }
-    if (status == TDDP_OK && !head && body.size > 0) {
-        status = tddp_bytes_append(out, body.data, body.size);
-    }
-    tddp_bytes_free(&body);
-    return status;
 }

@@ -6,8 +6,10 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -15,11 +17,14 @@
 
 #include "launch/output/console.h"
 
-/* Beyond this much waiting, workers wait. */
+/* Beyond this much waiting workers wait, and what other threads log is lost; torchrun's own lines
+ * are lost beyond twice as much. */
 static const size_t full_bytes = (size_t)1 << 20;
 
+static const char own_head[] = "torchrun: ";
+
 enum {
-    SAID_BYTES = 8192 + 256, /* other nodes' messages with their prefix; the rest is cut */
+    SAID_BYTES = 8192 + 256, /* other nodes' messages and what stands before; the rest is cut */
     CAREFUL_BYTES = 512,     /* POSIX's least PIPE_BUF: a pipe ready for writing takes it at once */
     KEPT_CAPACITY = 1 << 18  /* memory kept for what comes next */
 };
@@ -79,6 +84,29 @@ void tddp_launch_console_close(tddp_launch_console *console)
     }
 }
 
+static tddp_status on_room(void *data, int events)
+{
+    (void)events;
+    tddp_launch_console_flush(data);
+    return TDDP_OK;
+}
+
+tddp_status tddp_launch_console_watch(tddp_launch_console *console, tddp_launch_loop *loop)
+{
+    tddp_status status = TDDP_OK;
+    for (int i = 0; i < TDDP_LAUNCH_STREAMS && status == TDDP_OK; i++) {
+        tddp_launch_sink *sink = &console->sinks[i];
+        sink->source = (tddp_launch_source){
+            .fd = sink->fd,
+            .priority = TDDP_LAUNCH_PRIORITY_EVENT,
+            .callback = on_room,
+            .data = console,
+        };
+        status = tddp_launch_loop_add(loop, &sink->source);
+    }
+    return status;
+}
+
 static size_t waiting(const tddp_launch_sink *sink)
 {
     return sink->queue.size - sink->sent;
@@ -88,7 +116,10 @@ static tddp_status queue(tddp_launch_sink *sink, const void *writer, const char 
 {
     sink->at_line = data[size - 1] == '\n';
     sink->writer = writer;
-    return tddp_bytes_append(&sink->queue, data, size);
+    sink->source.events = POLLOUT;
+    tddp_status status = tddp_bytes_append(&sink->queue, data, size);
+    sink->owed = sink->queue.size;
+    return status;
 }
 
 tddp_status tddp_launch_console_write(tddp_launch_console *console, int stream, const char *data,
@@ -146,26 +177,87 @@ bool tddp_launch_console_is_terminal(const tddp_launch_console *console, int str
     return console->streams[stream]->terminal;
 }
 
-int tddp_launch_console_terminal(const tddp_launch_console *console)
+/* --- what torchrun itself says --------------------------------------------------------------- */
+
+static void queue_text(tddp_launch_sink *sink, const char *text)
 {
-    const tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
-    return sink->terminal && !sink->error ? sink->fd : -1;
+    if (*text != '\0') {
+        (void)!queue(sink, NULL, text, strlen(text)); /* short memory costs the text alone */
+    }
+}
+
+/* Whether there is room for one more line; those that were lost before are reported first. */
+static bool has_room(tddp_launch_console *console, size_t limit)
+{
+    char text[96];
+    tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
+    if (sink->error || waiting(sink) >= limit) {
+        console->lost++;
+        return false;
+    }
+    if (console->lost > 0) {
+        (void)snprintf(text, sizeof text,
+                       "%storchrun: %" PRIu64 " lines were lost: nobody read standard error\n",
+                       sink->at_line ? "" : "\n", console->lost);
+        console->lost = 0;
+        queue_text(sink, text);
+    }
+    return true;
+}
+
+/* Queues `text`, which is overwritten, behind `head`. Further lines are indented: one of another
+ * node's must not look like one of torchrun's. */
+static void queue_lines(tddp_launch_sink *sink, const char *head, char *text)
+{
+    char indent[32];
+    char *rest = tddp_mask_controls(text);
+    (void)snprintf(indent, sizeof indent, "%*s", (int)strlen(head), "");
+    queue_text(sink, sink->at_line ? "" : "\n");
+    do {
+        queue_text(sink, head);
+        queue_text(sink, strsep(&rest, "\n"));
+        queue_text(sink, "\n");
+        head = indent;
+    } while (rest && *rest != '\0');
 }
 
 void tddp_launch_console_say(tddp_launch_console *console, const char *format, ...)
 {
     char text[SAID_BYTES];
     va_list arguments;
-    tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
-    int head = snprintf(text, sizeof text, "%storchrun: ", sink->at_line ? "" : "\n");
     va_start(arguments, format);
-    (void)vsnprintf(text + head, sizeof text - (size_t)head - 1, format, arguments);
+    (void)vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    /* A worker on another node may have written parts of it. */
-    size_t length = strlen(tddp_mask_controls(text));
-    text[length] = '\n';
-    (void)!tddp_launch_console_write(console, TDDP_LAUNCH_ERR, text, length + 1);
+    if (has_room(console, 2 * full_bytes)) {
+        queue_lines(console->streams[TDDP_LAUNCH_ERR], own_head, text);
+    }
 }
+
+void tddp_launch_console_log(tddp_launch_console *console, char *text)
+{
+    tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
+    size_t owed = sink->owed;
+    if (has_room(console, full_bytes)) {
+        queue_lines(sink, own_head, text);
+        sink->owed = owed;
+    }
+}
+
+void tddp_launch_console_put(tddp_launch_console *console, const char *head, const char *text)
+{
+    char *copy = has_room(console, 2 * full_bytes) ? tddp_copy_string(text) : NULL;
+    if (copy) {
+        queue_lines(console->streams[TDDP_LAUNCH_ERR], head, copy);
+    }
+    free(copy);
+}
+
+void tddp_launch_console_lose(tddp_launch_console *console, uint64_t lines)
+{
+    console->lost += lines;
+}
+
+/* --- writing --------------------------------------------------------------------------------- */
 
 static ssize_t write_some(const tddp_launch_sink *sink, const char *data, size_t size)
 {
@@ -202,41 +294,23 @@ static void flush_sink(tddp_launch_sink *sink)
     if (sink->error || sink->sent == queue->size) {
         queue->size = 0;
         sink->sent = 0;
+        sink->owed = 0;
+        sink->source.events = 0;
         if (queue->capacity > KEPT_CAPACITY) {
             tddp_bytes_free(queue);
         }
     } else if (sink->sent > queue->size / 2) {
         /* Only now: moving the rest after each write would cost the square of its size. */
         tddp_bytes_consume(queue, sink->sent);
+        sink->owed -= sink->sent < sink->owed ? sink->sent : sink->owed;
         sink->sent = 0;
     }
 }
 
-/* Whether a terminal is not where a status display may stand: below whole lines. */
-static bool unfinished(const tddp_launch_sink *sink)
-{
-    return sink->terminal && (waiting(sink) > 0 || !sink->at_line);
-}
-
-static bool written_to(const tddp_launch_sink *sink)
-{
-    return sink->terminal && waiting(sink) > 0;
-}
-
 void tddp_launch_console_flush(tddp_launch_console *console)
 {
-    tddp_launch_sink *sinks = console->sinks;
-    if (console->hook.hide && !console->hidden &&
-        (written_to(&sinks[0]) || written_to(&sinks[1]))) {
-        console->hidden = true;
-        console->hook.hide(console->hook.data);
-    }
     for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
-        flush_sink(&sinks[i]);
-    }
-    if (console->hidden && !unfinished(&sinks[0]) && !unfinished(&sinks[1])) {
-        console->hidden = false;
-        console->hook.show(console->hook.data);
+        flush_sink(&console->sinks[i]);
     }
 }
 
@@ -247,7 +321,8 @@ bool tddp_launch_console_full(const tddp_launch_console *console, int stream)
 
 bool tddp_launch_console_pending(const tddp_launch_console *console)
 {
-    return waiting(&console->sinks[0]) > 0 || waiting(&console->sinks[1]) > 0;
+    const tddp_launch_sink *sinks = console->sinks;
+    return sinks[0].sent < sinks[0].owed || sinks[1].sent < sinks[1].owed;
 }
 
 bool tddp_launch_console_abandoned(tddp_launch_console *console)
@@ -264,15 +339,4 @@ bool tddp_launch_console_abandoned(tddp_launch_console *console)
         abandoned |= sink->error == EPIPE;
     }
     return abandoned;
-}
-
-size_t tddp_launch_console_poll(const tddp_launch_console *console, struct pollfd *entries)
-{
-    size_t count = 0;
-    for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
-        if (waiting(&console->sinks[i]) > 0) {
-            entries[count++] = (struct pollfd){.fd = console->sinks[i].fd, .events = POLLOUT};
-        }
-    }
-    return count;
 }

@@ -7,16 +7,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "launch/output/layout.h"
 #include "launch/output/output.h"
 #include "launch/output/prefix.h"
 #include "launch/output/route.h"
-#include "launch/output/tail.h"
 
-enum { TAIL_BYTES = 4096, HOST_NAME_BYTES = 256 };
+enum { HOST_NAME_BYTES = 256 };
 
 static const int stream_bits[] = {TDDP_LAUNCH_STDOUT, TDDP_LAUNCH_STDERR};
 static const char *const log_names[] = {"stdout.log", "stderr.log"};
@@ -27,7 +25,6 @@ typedef struct member {
     char *mark;  /* its prefix */
     char *color; /* the same for a terminal, or NULL */
     tddp_launch_route routes[TDDP_LAUNCH_STREAMS];
-    tddp_launch_tail tail;
 } member;
 
 struct tddp_launch_output {
@@ -39,7 +36,6 @@ struct tddp_launch_output {
     int null_fd; /* for streams that nobody wants; -1: not opened */
     member *members;
     int count;
-    char last_line[TDDP_LAUNCH_TAIL_BYTES];
 };
 
 /* --- the run --------------------------------------------------------------------------------- */
@@ -218,9 +214,8 @@ static void choose_route(tddp_launch_output *output, int local_rank, int stream,
     route->live = terminal;
     route->raw = shown_there == 1 && !route->prefix;
     /* Whoever is alone may ask the terminal what it is. */
-    route->inherited = terminal && route->raw && output->count == 1 && !logged && !route->filters &&
-                       !options->monitor;
-    route->own = !route->shown && !route->filters && (route->file.fd >= 0 || !options->monitor);
+    route->inherited = terminal && route->raw && output->count == 1 && !logged && !route->filters;
+    route->own = !route->shown && !route->filters;
 }
 
 tddp_status tddp_launch_output_begin(tddp_launch_output *output, const tddp_launch_world *world)
@@ -291,49 +286,10 @@ bool tddp_launch_output_full(const tddp_launch_output *output, int local_rank, i
 tddp_status tddp_launch_output_take(tddp_launch_output *output, int local_rank, int stream,
                                     const char *data, size_t size, bool at_end)
 {
-    member *owner = &output->members[local_rank];
-    if (output->options->monitor) {
-        tddp_launch_tail_take(&owner->tail, data, size);
-    }
-    return tddp_launch_route_take(&owner->routes[stream], data, size, at_end);
+    return tddp_launch_route_take(&output->members[local_rank].routes[stream], data, size, at_end);
 }
 
 /* --- what others ask ------------------------------------------------------------------------- */
-
-/* Looks at what a worker has added to a file of its own. */
-static void look_at_file(tddp_launch_route *route, tddp_launch_tail *tail)
-{
-    char data[TAIL_BYTES];
-    struct stat found;
-    if (!route->own || route->file.fd < 0 || fstat(route->file.fd, &found) != 0 ||
-        found.st_size <= route->seen) {
-        return;
-    }
-    /* The worker may have put something else there, such as a pipe that nobody writes to. */
-    int fd = open(route->file.path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
-    off_t from =
-        found.st_size - route->seen > TAIL_BYTES ? found.st_size - TAIL_BYTES : route->seen;
-    ssize_t got = fd >= 0 ? pread(fd, data, sizeof data, from) : -1;
-    tddp_close(fd);
-    if (got > 0) {
-        /* Over, if something was left out: what comes is a line of its own. */
-        tail->over |= from > route->seen;
-        tddp_launch_tail_take(tail, data, (size_t)got);
-        route->seen = from + got;
-    }
-}
-
-const char *tddp_launch_output_last_line(tddp_launch_output *output, int local_rank)
-{
-    if (local_rank >= output->count) {
-        return "";
-    }
-    member *owner = &output->members[local_rank];
-    for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-        look_at_file(&owner->routes[stream], &owner->tail);
-    }
-    return tddp_launch_tail_show(&owner->tail, output->last_line);
-}
 
 char *tddp_launch_output_error_file(const tddp_launch_output *output, int local_rank)
 {

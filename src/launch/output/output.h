@@ -39,10 +39,6 @@ TDDP_NODISCARD tddp_status tddp_launch_output_take(tddp_launch_output *output, i
                                                    int stream, const char *data, size_t size,
                                                    bool at_end);
 
-/* The last line that a worker wrote on either stream, finished or not, without control characters
- * and escape sequences; "" if none. Good until the next call for any worker. */
-const char *tddp_launch_output_last_line(tddp_launch_output *output, int local_rank);
-
 /* The path of a worker's error file in this attempt: free(). NULL if there is none. */
 char *tddp_launch_output_error_file(const tddp_launch_output *output, int local_rank);
 

@@ -24,7 +24,6 @@ typedef struct tddp_launch_route {
     tddp_launch_log_file *filtered;
     const char *mark; /* before each line of the filtered log */
     tddp_launch_lines lines;
-    int64_t seen; /* of its own file, for its last line */
 } tddp_launch_route;
 
 /* Passes on what came; with `at_end` also a line without an end. Errors: TDDP_OUT_OF_MEMORY. */

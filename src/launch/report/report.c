@@ -12,29 +12,21 @@
 
 enum { TIME_BYTES = 40 };
 
-static const char line[] = "------------------------------------------------------------\n";
+static const char line[] = "------------------------------------------------------------";
 
 static void put(tddp_launch_console *console, const char *text)
 {
-    (void)!tddp_launch_console_write(console, TDDP_LAUNCH_ERR, text, strlen(text));
+    tddp_launch_console_put(console, "", text);
 }
 
-/* "  label     : text", further lines of the text indented to the same column; without what a
- * terminal would act on, since the text may be a worker's, here or on another node. */
+/* "  label     : text", further lines of the text in the same column; nothing without a text. */
 static void put_field(tddp_launch_console *console, const char *label, const char *text)
 {
     char head[32];
-    char *printable = tddp_copy_string(text);
     (void)snprintf(head, sizeof head, "  %-10s: ", label);
-    for (const char *at = printable ? tddp_mask_controls(printable) : ""; *at != '\0';) {
-        size_t length = strcspn(at, "\n");
-        put(console, head);
-        (void)!tddp_launch_console_write(console, TDDP_LAUNCH_ERR, at, length);
-        put(console, "\n");
-        at += length + (at[length] == '\n');
-        (void)snprintf(head, sizeof head, "%14s", "");
+    if (*text != '\0') {
+        tddp_launch_console_put(console, head, text);
     }
-    free(printable);
 }
 
 static void put_ending(tddp_launch_console *console, const tddp_launch_worker *worker)
@@ -103,12 +95,12 @@ void tddp_launch_report(const tddp_launch_scene *scene, tddp_launch_console *con
                                 failures[0]->rank, tddp_launch_ending(failures[0], ending));
         put(console, line);
         for (int i = 0; i < found; i++) {
-            put(console, i == 0 ? "Root cause (first failure):\n" : "Failed too:\n");
+            put(console, i == 0 ? "Root cause (first failure):" : "Failed too:");
             put_worker(console, scene, failures[i]);
         }
         int ended = tddp_launch_ended_by_us(scene->workers, scene->count);
         if (ended > 0) {
-            (void)snprintf(text, sizeof text, "%d other worker%s then ended by torchrun.\n", ended,
+            (void)snprintf(text, sizeof text, "%d other worker%s then ended by torchrun.", ended,
                            ended == 1 ? " was" : "s were");
             put(console, text);
         }
@@ -124,7 +116,7 @@ void tddp_launch_report_elsewhere(const char *program, const char *text,
     tddp_launch_console_say(console, "%s FAILED elsewhere: %.*s", program, length, text);
     if (text[length] == '\n') {
         put(console, line);
-        put(console, "Root cause, as that node told it:\n");
+        put(console, "Root cause, as that node told it:");
         put_field(console, "error", text + length + 1);
         put(console, line);
     }

@@ -7,7 +7,6 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <sys/types.h>
 
 #include <tddp/status.h>
@@ -57,39 +56,5 @@ typedef struct tddp_launch_exempt {
 /* Sends a signal to every other descendant of this process (NULL: to every one); returns how many
  * were found, ended ones that were not waited for left out. */
 size_t tddp_launch_signal_descendants(const tddp_launch_exempt *exempt, int number);
-
-/* --- what the kernel tells of them ----------------------------------------------------------- */
-
-typedef struct tddp_launch_process {
-    pid_t pid;
-    pid_t parent;
-    pid_t group;                /* its process group */
-    bool ended;                 /* and not waited for yet */
-    unsigned long long started; /* with the number it is one process only */
-    unsigned long long ticks;   /* of CPU time */
-    uint64_t memory;            /* bytes */
-    int owner;                  /* the caller's to use; -1: nobody */
-} tddp_launch_process;
-
-/* All zero is an empty one. Free `list` with free(). */
-typedef struct tddp_launch_process_list {
-    tddp_launch_process *list; /* by pid */
-    size_t count;
-    size_t capacity;
-} tddp_launch_process_list;
-
-/* Looks at one process; false if there is no such. */
-bool tddp_launch_process_look(pid_t pid, tddp_launch_process *out);
-
-/* Adds one behind the others, whose pids are lower. Errors: TDDP_OUT_OF_MEMORY. */
-TDDP_NODISCARD tddp_status tddp_launch_process_add(tddp_launch_process_list *all,
-                                                   const tddp_launch_process *one);
-
-/* Adds every process of this machine that can be seen to an empty list. Errors: TDDP_SYSTEM,
- * TDDP_OUT_OF_MEMORY; the list has to be freed all the same. */
-TDDP_NODISCARD tddp_status tddp_launch_process_list_all(tddp_launch_process_list *all);
-
-/* The process with that number, or NULL. */
-tddp_launch_process *tddp_launch_process_find(const tddp_launch_process_list *all, pid_t pid);
 
 #endif

@@ -69,15 +69,27 @@ bool tddp_launch_has_children(void)
 
 /* --- what the kernel tells of them ----------------------------------------------------------- */
 
-bool tddp_launch_process_look(pid_t pid, tddp_launch_process *out)
+typedef struct process {
+    pid_t pid;
+    pid_t parent;
+    pid_t group; /* its process group */
+    bool ended;  /* and not waited for yet */
+    int kin;     /* what it is to this one; 0: not known */
+} process;
+
+typedef struct process_list {
+    process *list; /* by pid */
+    size_t count;
+    size_t capacity;
+} process_list;
+
+/* Looks at one process; false if there is no such. */
+static bool look(pid_t pid, process *out)
 {
     char path[64];
     char text[1024];
     char state;
-    unsigned long long user;
-    unsigned long long system;
-    long long pages;
-    tddp_launch_process made = {.pid = pid, .owner = -1};
+    process made = {.pid = pid};
     (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
@@ -88,25 +100,19 @@ bool tddp_launch_process_look(pid_t pid, tddp_launch_process *out)
     text[got > 0 ? got : 0] = '\0';
     /* The name in brackets may hold anything. */
     const char *bracket = strrchr(text, ')');
-    if (!bracket ||
-        sscanf(bracket + 1,
-               " %c %d %d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d "
-               "%*d %*d %llu %*u %lld",
-               &state, &made.parent, &made.group, &user, &system, &made.started, &pages) != 7) {
+    if (!bracket || sscanf(bracket + 1, " %c %d %d", &state, &made.parent, &made.group) != 3) {
         return false;
     }
     made.ended = state == 'Z' || state == 'X';
-    made.ticks = user + system;
-    made.memory = pages > 0 ? (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
     *out = made;
     return true;
 }
 
-tddp_status tddp_launch_process_add(tddp_launch_process_list *all, const tddp_launch_process *one)
+static tddp_status add(process_list *all, const process *one)
 {
     if (all->count == all->capacity) {
         size_t capacity = all->capacity ? all->capacity * 2 : 256;
-        tddp_launch_process *list = tddp_resize(all->list, capacity * sizeof *list);
+        process *list = tddp_resize(all->list, capacity * sizeof *list);
         if (!list) {
             return TDDP_OUT_OF_MEMORY;
         }
@@ -119,12 +125,14 @@ tddp_status tddp_launch_process_add(tddp_launch_process_list *all, const tddp_la
 
 static int by_pid(const void *a, const void *b)
 {
-    const tddp_launch_process *x = a;
-    const tddp_launch_process *y = b;
+    const process *x = a;
+    const process *y = b;
     return (x->pid > y->pid) - (x->pid < y->pid);
 }
 
-tddp_status tddp_launch_process_list_all(tddp_launch_process_list *all)
+/* Adds every process of this machine that can be seen to an empty list, which has to be freed in
+ * any case. */
+static tddp_status list_all(process_list *all)
 {
     DIR *folder = opendir("/proc");
     if (!folder) {
@@ -134,10 +142,9 @@ tddp_status tddp_launch_process_list_all(tddp_launch_process_list *all)
     struct dirent *entry;
     while (status == TDDP_OK && (entry = readdir(folder))) {
         int64_t pid;
-        tddp_launch_process one;
-        if (tddp_parse_int(entry->d_name, 1, INT32_MAX, &pid) &&
-            tddp_launch_process_look((pid_t)pid, &one)) {
-            status = tddp_launch_process_add(all, &one);
+        process one;
+        if (tddp_parse_int(entry->d_name, 1, INT32_MAX, &pid) && look((pid_t)pid, &one)) {
+            status = add(all, &one);
         }
     }
     closedir(folder);
@@ -147,34 +154,34 @@ tddp_status tddp_launch_process_list_all(tddp_launch_process_list *all)
     return status;
 }
 
-tddp_launch_process *tddp_launch_process_find(const tddp_launch_process_list *all, pid_t pid)
+static process *find(const process_list *all, pid_t pid)
 {
-    tddp_launch_process key = {.pid = pid};
+    process key = {.pid = pid};
     return all->count == 0 ? NULL : bsearch(&key, all->list, all->count, sizeof key, by_pid);
 }
 
 /* --- descendants ----------------------------------------------------------------------------- */
 
 /* Marks descendants generation by generation until nothing is added. */
-static void mark_ours(tddp_launch_process_list *all, const tddp_launch_unrelated *unrelated)
+static void mark_ours(process_list *all, const tddp_launch_unrelated *unrelated)
 {
     pid_t self = getpid();
     for (size_t i = 0; unrelated && i < unrelated->count; i++) {
-        tddp_launch_process *found = tddp_launch_process_find(all, unrelated->list[i]);
+        process *found = find(all, unrelated->list[i]);
         if (found) {
-            found->owner = UNRELATED;
+            found->kin = UNRELATED;
         }
     }
     for (bool added = true; added;) {
         added = false;
         for (size_t i = 0; i < all->count; i++) {
-            tddp_launch_process *one = &all->list[i];
-            if (one->owner >= 0) {
+            process *one = &all->list[i];
+            if (one->kin != 0) {
                 continue;
             }
-            const tddp_launch_process *parent = tddp_launch_process_find(all, one->parent);
-            if (one->parent == self || (parent && parent->owner == OURS)) {
-                one->owner = OURS;
+            const process *parent = find(all, one->parent);
+            if (one->parent == self || (parent && parent->kin == OURS)) {
+                one->kin = OURS;
                 added = true;
             }
         }
@@ -199,7 +206,7 @@ static bool ignores(pid_t pid, int number)
     return mask >> (number - 1) & 1;
 }
 
-static bool is_exempt(const tddp_launch_exempt *exempt, const tddp_launch_process *one)
+static bool is_exempt(const tddp_launch_exempt *exempt, const process *one)
 {
     for (size_t i = 0; i < exempt->group_count; i++) {
         if (one->group == exempt->groups[i]) {
@@ -213,14 +220,14 @@ static bool is_exempt(const tddp_launch_exempt *exempt, const tddp_launch_proces
 size_t tddp_launch_signal_descendants(const tddp_launch_exempt *exempt, int number)
 {
     static const tddp_launch_exempt nobody = {0};
-    tddp_launch_process_list all = {0};
+    process_list all = {0};
     size_t found = 0;
     exempt = exempt ? exempt : &nobody;
-    if (tddp_launch_process_list_all(&all) == TDDP_OK) {
+    if (list_all(&all) == TDDP_OK) {
         mark_ours(&all, exempt->unrelated);
         for (size_t i = 0; i < all.count; i++) {
-            const tddp_launch_process *one = &all.list[i];
-            if (one->owner == OURS && !one->ended && !is_exempt(exempt, one)) {
+            const process *one = &all.list[i];
+            if (one->kin == OURS && !one->ended && !is_exempt(exempt, one)) {
                 found++;
                 (void)kill(one->pid, number);
             }

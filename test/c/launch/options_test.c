@@ -194,14 +194,26 @@ TEST(flags_may_be_abbreviated)
     CHECK_OK(parse("--nproc_per=4 --nnode 1 --no-p a"));
     CHECK_INT(got.processes.number, 4);
     CHECK(got.no_ruby);
-    CHECK_OK(parse("--monitor a")); /* a whole name, though another begins with it */
-    CHECK(got.monitor);
     refused("--no a", "--no may be one of --no-ruby, --node-rank; expected one of them");
     refused("--rdzv a", "--rdzv may be one of --rdzv-backend, --rdzv-endpoint, --rdzv-id, ");
     refused("--=2 a", "unknown flag --; flags of the script");
     refused("--nproc=0 a", "--nproc=0: expected a number from 1");
     CHECK_OK(parse("a --nproc 3"));
     CHECK_INT(got.processes.number, 1);
+}
+
+TEST(the_health_check_listens_on_loopback_or_where_it_is_told)
+{
+    CHECK_OK(parse("a"));
+    CHECK_INT(got.health.port, -1);
+    CHECK_OK(parse("--health-check-port=8080 a"));
+    CHECK_INT(got.health.port, 8080);
+    CHECK_TEXT(got.health.host, "");
+    CHECK_OK(parse("--health-check-port [::1]:0 a"));
+    CHECK_INT(got.health.port, 0);
+    CHECK_TEXT(got.health.host, "::1");
+    refused("--health-check-port=8080x a", "expected a port from 0 to 65535, with a numeric");
+    refused("--health-check-port=myhost:8080 a", "--health-check-port=myhost:8080: expected");
 }
 
 TEST(unknown_flags_are_named)

@@ -8,7 +8,6 @@
 #include "launch/output/layout.h"
 #include "launch/output/output.h"
 #include "launch/output/prefix.h"
-#include "launch/output/tail.h"
 
 /* --- prefixes -------------------------------------------------------------------------------- */
 
@@ -57,44 +56,6 @@ TEST(people_can_do_without_colors)
     unsetenv("NO_COLOR");
     setenv("TERM", "dumb", 1);
     CHECK_INT(tddp_launch_prefix_colors(), false);
-}
-
-/* --- last lines ------------------------------------------------------------------------------ */
-
-static void check_tail(tddp_launch_tail *tail, const char *data, const char *expected)
-{
-    char text[TDDP_LAUNCH_TAIL_BYTES];
-    tddp_launch_tail_take(tail, data, strlen(data));
-    CHECK_TEXT(tddp_launch_tail_show(tail, text), expected);
-}
-
-TEST(the_last_line_is_known_at_any_time)
-{
-    tddp_launch_tail tail = {0};
-    check_tail(&tail, "", "");
-    check_tail(&tail, "on", "on");
-    check_tail(&tail, "e\n", "one");
-    check_tail(&tail, "\n\n", "one");
-    check_tail(&tail, "two\nthree", "three");
-    check_tail(&tail, "\r\n", "three");
-    check_tail(&tail, " 10%\r 20%\r", " 20%");
-    check_tail(&tail, " 30%", " 30%");
-}
-
-TEST(a_last_line_is_bounded_and_harmless)
-{
-    static char data[100000];
-    char text[TDDP_LAUNCH_TAIL_BYTES];
-    tddp_launch_tail tail = {0};
-    check_tail(&tail, "\033[1;31mred\033[0m\ttab\a", "red tab ");
-    check_tail(&tail, "\n\033", "");
-    check_tail(&tail, "\n\033[", "");
-    memset(data, 'x', sizeof data);
-    tddp_launch_tail_take(&tail, data, sizeof data);
-    tddp_launch_tail_take(&tail, data, sizeof data);
-    CHECK_INT(strlen(tddp_launch_tail_show(&tail, text)), TDDP_LAUNCH_TAIL_BYTES - 1);
-    tddp_launch_tail_take(&tail, "\nnext\n", 6);
-    CHECK_TEXT(tddp_launch_tail_show(&tail, text), "next");
 }
 
 /* --- folders --------------------------------------------------------------------------------- */
@@ -227,7 +188,6 @@ TEST(a_stream_that_goes_to_a_file_alone_is_the_workers_own)
     tddp_launch_options options = {
         .role = "trainer",
         .log_dir = folder,
-        .monitor = true,
         .redirects = {.all = TDDP_LAUNCH_STDOUT | TDDP_LAUNCH_STDERR},
         .tee = {.count = 1, .listed = {{.local_rank = 1, .streams = TDDP_LAUNCH_STDOUT}}},
     };
@@ -238,19 +198,7 @@ TEST(a_stream_that_goes_to_a_file_alone_is_the_workers_own)
     CHECK(fd >= 0);
     CHECK_INT(fcntl(fd, F_GETFL) & (O_ACCMODE | O_APPEND), O_WRONLY | O_APPEND);
     CHECK_INT(fcntl(fd, F_GETFD), FD_CLOEXEC);
-    CHECK_TEXT(tddp_launch_output_last_line(output, 0), "");
-    CHECK_INT(write(fd, "one\ntwo", 7), 7);
-    CHECK_TEXT(tddp_launch_output_last_line(output, 0), "two");
-    CHECK_INT(write(fd, "!\n", 2), 2);
-    CHECK_TEXT(tddp_launch_output_last_line(output, 0), "two!");
-    static char filler[10000];
-    memset(filler, '.', sizeof filler);
-    filler[0] = filler[sizeof filler - 1] = '\n';
-    CHECK_INT(write(fd, filler, sizeof filler), sizeof filler);
-    CHECK_INT(write(tddp_launch_output_fd(output, 0, TDDP_LAUNCH_ERR), "three\n", 6), 6);
-    CHECK_TEXT(tddp_launch_output_last_line(output, 0), "three");
     CHECK_OK(tddp_launch_output_take(output, 1, TDDP_LAUNCH_OUT, "four\n", 5, false));
-    CHECK_TEXT(tddp_launch_output_last_line(output, 1), "four");
     check_console(&made, TDDP_LAUNCH_OUT, "[trainer1]:four\n");
     char *path = tddp_launch_output_log_file(output, 1, TDDP_LAUNCH_OUT);
     check_file(path, "four\n");
