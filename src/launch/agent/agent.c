@@ -344,7 +344,6 @@ int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_progra
         .program = program,
         .signals = signals,
         .null_fd = -1,
-        .oom = {.log = -1},
         .count = local_size,
         .world = {.node_rank = -1},
     };
