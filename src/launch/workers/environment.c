@@ -194,12 +194,15 @@ tddp_status tddp_launch_job_prepare(const tddp_launch_options *options, int loca
         .threads = at_least_one(tddp_launch_cores() / local_size),
         .most_threads = INT_MAX,
     };
-    tddp_status status = tddp_launch_binding_plan(options, local_size, &made.binding);
-    if (made.binding.workers > 0) {
-        made.most_threads = at_least_one(tddp_core_limit() / local_size);
-    }
-    if (status == TDDP_OK && options->virtual_local_rank) {
+    tddp_status status = TDDP_OK;
+    bool bound = options->numa_binding != TDDP_LAUNCH_BINDING_NONE;
+    if (bound || options->virtual_local_rank) {
         status = tddp_launch_devices_find("", getenv("CUDA_VISIBLE_DEVICES"), &made.devices);
+    }
+    if (status == TDDP_OK && bound) {
+        made.most_threads = at_least_one(tddp_core_limit() / local_size);
+        status = tddp_launch_binding_plan(options->numa_binding, &made.devices, local_size,
+                                          &made.binding);
     }
     if (status != TDDP_OK) {
         tddp_launch_job_free(&made);

@@ -35,7 +35,7 @@ typedef struct tddp_launch_job {
     int threads;                        /* a worker's share of the cores; at least 1 */
     int most_threads;                   /* what limits of CPU time leave to each, however bound */
     tddp_launch_binding binding;
-    tddp_launch_devices devices; /* looked for with --virtual-local-rank only */
+    tddp_launch_devices devices; /* looked for with --virtual-local-rank and --numa-binding only */
 } tddp_launch_job;
 
 /* Looks at the machine for `local_size` workers. Errors: TDDP_INVALID_ARGUMENT (a binding that is

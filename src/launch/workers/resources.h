@@ -9,10 +9,6 @@
 
 #include "launch/command/options.h"
 
-/* The CPUs that this process may run on, by rising number: free(); how many in `*count`, at
- * least 1. NULL with a text if the system does not tell. */
-int *tddp_launch_allowed_cpus(int *count);
-
 /* Cores in this process's affinity mask, cut down to the cgroups' CPU limit; at least 1. */
 int tddp_launch_cores(void);
 
