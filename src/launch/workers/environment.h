@@ -9,23 +9,7 @@
 #include "launch/command/options.h"
 #include "launch/workers/binding.h"
 #include "launch/workers/devices.h"
-
-/* This node's place in the job, once all nodes are known. */
-typedef struct tddp_launch_world {
-    int node_rank;
-    int nodes;
-    int base_rank; /* rank of this node's first worker */
-    int size;
-    int local_size;
-    int role_base_rank;
-    int role_size;
-    int round;   /* 0 for the first start, one more with each later one */
-    int restart; /* failures so far */
-    int max_restarts;
-    int master_port;
-    int64_t generation; /* grows with each round and each coordinator, also over restarts of both */
-    char master_addr[TDDP_LAUNCH_HOST_BYTES];
-} tddp_launch_world;
+#include "launch/world.h"
 
 /* What is the same for all workers beside the world. */
 typedef struct tddp_launch_job {
