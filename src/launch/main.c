@@ -41,17 +41,8 @@ static bool fill_standard_descriptors(void)
     return fd >= 0;
 }
 
-/* The agent's part: the job itself. */
-static int be_agent(const tddp_launch_options *options, const tddp_launch_program *program,
-                    tddp_launch_signals *signals, int local_size)
-{
-    int status = tddp_launch_run(options, program, signals, local_size);
-    tddp_launch_signals_close(signals);
-    return status;
-}
-
 static int split_and_run(const tddp_launch_options *options, const tddp_launch_program *program,
-                         int local_size)
+                         const tddp_launch_devices *devices, int local_size)
 {
     tddp_launch_signals signals;
     tddp_launch_unrelated unrelated;
@@ -66,7 +57,8 @@ static int split_and_run(const tddp_launch_options *options, const tddp_launch_p
     } else if (agent > 0) {
         status = tddp_launch_front_watch(agent, &signals, &unrelated, options->private_folder);
     } else {
-        status = be_agent(options, program, &signals, local_size);
+        status = tddp_launch_run(options, program, &signals, devices, local_size);
+        tddp_launch_signals_close(&signals);
     }
     tddp_launch_unrelated_free(&unrelated);
     return status;
@@ -75,21 +67,23 @@ static int split_and_run(const tddp_launch_options *options, const tddp_launch_p
 static int run(tddp_launch_options *options)
 {
     tddp_launch_program program;
+    tddp_launch_devices devices;
     int local_size;
-    if (tddp_launch_count_processes(options, &local_size) != TDDP_OK) {
-        return complain(EXIT_FAILURE);
+    int status = EXIT_FAILURE;
+    if (tddp_launch_count_processes(options, &devices, &local_size) != TDDP_OK) {
+        (void)complain(status);
+    } else if (tddp_launch_options_check_local(options, local_size) != TDDP_OK) {
+        status = complain(EXIT_USAGE);
+    } else if (tddp_launch_program_prepare(options, &program) != TDDP_OK) {
+        (void)complain(status);
+    } else {
+        char *folder = tddp_launch_layout_private_name();
+        options->private_folder = folder;
+        status = split_and_run(options, &program, &devices, local_size);
+        free(folder);
+        tddp_launch_program_free(&program);
     }
-    if (tddp_launch_options_check_local(options, local_size) != TDDP_OK) {
-        return complain(EXIT_USAGE);
-    }
-    if (tddp_launch_program_prepare(options, &program) != TDDP_OK) {
-        return complain(EXIT_FAILURE);
-    }
-    char *folder = tddp_launch_layout_private_name();
-    options->private_folder = folder;
-    int status = split_and_run(options, &program, local_size);
-    free(folder);
-    tddp_launch_program_free(&program);
+    tddp_launch_devices_free(&devices);
     return status;
 }
 

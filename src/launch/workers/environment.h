@@ -19,12 +19,13 @@ typedef struct tddp_launch_job {
     int threads;                        /* a worker's share of the cores; at least 1 */
     int most_threads;                   /* what limits of CPU time leave to each, however bound */
     tddp_launch_binding binding;
-    tddp_launch_devices devices; /* looked for with --virtual-local-rank and --numa-binding only */
+    const tddp_launch_devices *devices; /* borrowed; tddp_launch_count_processes() found them */
 } tddp_launch_job;
 
 /* Looks at the machine for `local_size` workers. Errors: TDDP_INVALID_ARGUMENT (a binding that is
- * not possible), TDDP_OUT_OF_MEMORY. */
+ * not possible), TDDP_UNAVAILABLE (hwloc), TDDP_OUT_OF_MEMORY. */
 TDDP_NODISCARD tddp_status tddp_launch_job_prepare(const tddp_launch_options *options,
+                                                   const tddp_launch_devices *devices,
                                                    int local_size, tddp_launch_job *out);
 void tddp_launch_job_free(tddp_launch_job *job);
 

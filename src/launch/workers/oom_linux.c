@@ -2,27 +2,17 @@
  * What the memory cgroup counts on Linux: "oom_kill" in memory.events (version 2, with the groups
  * below it) or memory.oom_control (version 1). It grows before the signal is sent. Main thread.
  */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/base.h"
+#include "base/scan_file.h"
 #include "launch/workers/oom.h"
 
 /* -1: the file does not tell. */
 static long long read_count(const char *path)
 {
-    char line[256];
-    long long count = -1;
-    FILE *file = path ? fopen(path, "re") : NULL;
-    while (file && count < 0 && fgets(line, sizeof line, file)) {
-        if (sscanf(line, "oom_kill %lld", &count) != 1) {
-            count = -1;
-        }
-    }
-    if (file) {
-        fclose(file);
-    }
-    return count;
+    long long count;
+    return tddp_scan_file(path, "oom_kill %lld", &count) ? count : -1;
 }
 
 /* The nearest group that counts. */
