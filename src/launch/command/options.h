@@ -198,9 +198,6 @@ TDDP_NODISCARD tddp_status tddp_launch_options_check_local(const tddp_launch_opt
 /* Prints the help, made from the table of flags. */
 void tddp_launch_options_help(FILE *to);
 
-/* Prints what makes a shell ("bash", "zsh" or "fish") complete torchrun's command line. */
-void tddp_launch_options_completion(const char *shell, FILE *to);
-
 /* --- between the files of this folder -------------------------------------------------------- */
 
 typedef enum tddp_launch_kind {
