@@ -9,7 +9,7 @@ module Setup
     BUILD = %w[ccache cmake g++ make libgloo-dev libopenblas0-pthread ninja-build pkg-config ruby-dev].freeze
     LIBTORCH = %w[libtorch-dev].freeze
     PYTORCH = %w[python3-torch].freeze
-    CURL = %w[libcurl4-openssl-dev].freeze
+    TORCHRUN = %w[libcurl4-openssl-dev libhwloc-dev].freeze
     MPI = %w[openmpi-bin libopenmpi-dev].freeze
     LINT = %w[clang-format].freeze
     DOCS = %w[doxygen].freeze

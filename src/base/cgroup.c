@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "base/scan_file.h"
 
 enum { PATH_BYTES = 4096, LINE_BYTES = 1024 };
 
@@ -141,14 +142,8 @@ static uint64_t read_number(const char *folder, const char *name)
     char path[PATH_BYTES];
     uint64_t number = UINT64_MAX;
     (void)snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "re");
-    if (file) {
-        if (fscanf(file, "%" SCNu64, &number) != 1 || number > INT64_MAX / 2) {
-            number = UINT64_MAX;
-        }
-        (void)fclose(file);
-    }
-    return number;
+    bool found = tddp_scan_file(path, "%" SCNu64, &number);
+    return found && number <= INT64_MAX / 2 ? number : UINT64_MAX;
 }
 
 /* The sum of the numbers behind two names, one a line: "name 12", "name: 12 kB". */
@@ -238,11 +233,7 @@ static void read_time(const char *folder, const char *name, int64_t *quota, int6
 {
     char path[PATH_BYTES];
     (void)snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "re");
-    if (file) {
-        (void)!fscanf(file, "%" SCNd64 " %" SCNd64, quota, period);
-        (void)fclose(file);
-    }
+    (void)tddp_scan_file(path, "%" SCNd64 " %" SCNd64, quota, period);
 }
 
 static bool take_cores(int version, const char *folder, void *data)

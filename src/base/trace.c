@@ -20,6 +20,7 @@
 #include <tddp/trace.h>
 #include <tddp/version.h>
 
+#include "base/host_name.h"
 #include "base/trace_parts.h"
 
 enum { ENOUGH_BYTES = 1 << 18, MOST_PENDING_BYTES = 1 << 25, NUMBERS_BYTES = 256 };
@@ -161,8 +162,7 @@ static int64_t wall_offset(void)
 /* The first events; to be freed. */
 static char *heading(int rank)
 {
-    char host[256] = "";
-    (void)gethostname(host, sizeof host - 1);
+    char host[TDDP_HOST_NAME_BYTES];
     tddp_bytes text = {0};
     tddp_status status = append_numbers(
         &text,
@@ -173,7 +173,7 @@ static char *heading(int rank)
         status = append_numbers(&text, ", \"pid\": %d, \"host\": ", (int)getpid());
     }
     if (status == TDDP_OK) {
-        status = tddp_bytes_append_json(&text, host);
+        status = tddp_bytes_append_json(&text, tddp_host_name(host));
     }
     if (status == TDDP_OK) {
         status = append_numbers(&text,

@@ -1,56 +1,15 @@
 /*
  * torchrun-check: what `torchrun --check` runs as its workers. They measure what training will use
  * (the store, all_reduce, the links between ranks); rank 0 prints it and says what is slow. A
- * program like any user's: it sees the public headers alone.
+ * program like any user's: it sees the public headers alone. What fails ends the process.
  */
 #ifndef TDDP_CHECK_CHECK_H
 #define TDDP_CHECK_CHECK_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
 
 #include <tddp.h>
-
-/* --- figures.c: what measurements mean ---------------------------------------------------------
- */
-
-/* One direction between two ranks. */
-typedef struct tddp_check_link {
-    int from;
-    int to;
-    bool between_hosts;
-    double bytes_per_second;
-    double latency; /* seconds, half of a round trip */
-} tddp_check_link;
-
-/* Links of one kind: on a host, or between hosts. */
-typedef struct tddp_check_kind {
-    int count;
-    int slow;            /* how many are slower than half the median */
-    double median;       /* bytes per second */
-    double latency;      /* seconds, the median */
-    int slowest;         /* index of the link; -1: there is none of this kind */
-    double times_slower; /* the median over the slowest */
-} tddp_check_kind;
-
-/* Sorts the values; 0 if there are none. */
-double tddp_check_median(double *values, size_t count);
-
-/* Of durations: the one that a quarter of them does not reach; sorts them. What else runs on a
- * machine makes single ones longer, and none shorter. 0 if there are none. */
-double tddp_check_quick(double *values, size_t count);
-
-/* Whether a link is slower than half the median of its kind. */
-bool tddp_check_is_slow(const tddp_check_link *link, const tddp_check_kind *kind);
-
-/* What the links of a kind have in common. Errors: TDDP_OUT_OF_MEMORY. */
-TDDP_NODISCARD tddp_status tddp_check_judge(const tddp_check_link *links, size_t count,
-                                            bool between_hosts, tddp_check_kind *out);
-
-/* --- measure.c ------------------------------------------------------------------------------- */
-
-enum { TDDP_CHECK_SIZES = 3 };
 
 /* A figure that each rank has. */
 typedef struct tddp_check_ranks {
@@ -59,58 +18,98 @@ typedef struct tddp_check_ranks {
     int rank;    /* ...and which that is */
 } tddp_check_ranks;
 
-/* Seconds; medians of repetitions. */
-typedef struct tddp_check_times {
+/* What all_reduce is measured with, in bytes. */
+enum { TDDP_CHECK_SIZES = 3 };
+static const size_t tddp_check_sizes[TDDP_CHECK_SIZES] = {4 << 10, 1 << 20, 16 << 20};
+
+/* One direction between two ranks. */
+typedef struct tddp_check_link {
+    double bytes_per_second;
+    double latency; /* seconds, half of a round trip */
+} tddp_check_link;
+
+/* Links of one kind: on a host, or between hosts. */
+typedef struct tddp_check_kind {
+    size_t count;
+    size_t slow;         /* how many are slower than half the median */
+    double median;       /* bytes per second */
+    double latency;      /* seconds, the median */
+    double least;        /* bytes per second, of the slowest: that... */
+    int from;            /* ...from this rank; -1: there is no link of this kind */
+    int to;              /* ...to this one */
+    double times_slower; /* the median over the slowest */
+} tddp_check_kind;
+
+/* All that rank 0 prints. Times are in seconds, medians of repetitions. */
+typedef struct tddp_check_results {
+    int world_size;
+    tddp_peer *peers;       /* by rank */
     tddp_check_ranks store; /* a set and a get */
     double barrier;
-    size_t sizes[TDDP_CHECK_SIZES];      /* bytes */
     double all_reduce[TDDP_CHECK_SIZES]; /* 0: left out, since it would have taken too long */
-} tddp_check_times;
+    tddp_check_ranks memory;  /* bytes: the most that was resident, shared memory included */
+    tddp_check_link *links;   /* a row for each rank that sends, a column for each that receives */
+    tddp_check_kind kinds[2]; /* links on one host, links between hosts */
+} tddp_check_results;
+
+/* --- fail.c ---------------------------------------------------------------------------------- */
+
+/* Writes the reason to the error file that torchrun's report is made from. */
+void tddp_check_write_reason(const char *text);
+
+/* How long the group's operations have when it ends. */
+enum { TDDP_CHECK_SHUTDOWN_MS = 2000 };
+
+/* Unless the call has succeeded: prints tddp_error_message(), writes it as the reason, shuts the
+ * group down (NULL: there is none yet) and ends the process with 1. */
+void tddp_check_must(tddp_group *group, tddp_status status);
+
+/* calloc() that ends the process where there is no memory. */
+void *tddp_check_allocate(size_t count, size_t size);
+
+/* --- measure.c ------------------------------------------------------------------------------- */
 
 double tddp_check_now(void);
 
-/* Called by all ranks at the same time; the results are the same on all. */
-TDDP_NODISCARD tddp_status tddp_check_measure(tddp_group *group, tddp_check_times *out);
-
-/* The most memory that each process had at any time, in bytes: resident, shared memory included.
- * Called by all ranks after what is measured. */
-TDDP_NODISCARD tddp_status tddp_check_memory(tddp_group *group, tddp_check_ranks *out);
+/* Measures all but `peers` and `kinds`. Called by all ranks at the same time; the results are the
+ * same on all. Caller: free() of the links. */
+void tddp_check_measure(tddp_group *group, tddp_store *store, tddp_check_results *out);
 
 /* --- pairs.c ---------------------------------------------------------------------------------- */
 
-/* Measures each pair of ranks both ways; the same on all ranks: world_size * (world_size - 1)
- * links. Called by all at the same time. Caller: free(). */
-TDDP_NODISCARD tddp_status tddp_check_pairs(tddp_group *group, tddp_check_link **links,
-                                            size_t *count);
+/* Measures each pair of ranks both ways; the same on all ranks. Called by all at the same time,
+ * with what all_reduce takes for a byte of large data. Caller: free(). */
+tddp_check_link *tddp_check_pairs(tddp_group *group, double seconds_per_byte);
 
-/* From this many ranks on, pairs that share no rank are measured at the same time. */
-enum { TDDP_CHECK_CROWD = 9 };
-
-/* Who meets whom: in round 0 to size - 2 (size even) or size - 1 (odd) each rank has one partner,
- * or none (-1); after all rounds it has met every other once. */
-int tddp_check_rounds(int world_size);
+/* Which ranks meet: in each of world_size rounds a rank has one partner, or none (-1); after all
+ * rounds it has met every other once. */
 int tddp_check_partner(int rank, int round, int world_size);
+
+/* --- figures.c: what measurements mean ---------------------------------------------------------
+ */
+
+/* Sorts the values; 0 if there are none. */
+double tddp_check_median(double *values, size_t count);
+
+/* Of durations: the one that a quarter of them does not reach; sorts them. What else runs on a
+ * machine makes single ones longer, and none shorter. 0 if there are none. */
+double tddp_check_lower_quartile(double *values, size_t count);
+
+/* The value, or the bound that it is beyond. */
+double tddp_check_clamp(double value, double least, double most);
+
+/* Whether the link's ranks are on different hosts: its index in `kinds`. */
+bool tddp_check_is_between_hosts(const tddp_check_results *results, int from, int to);
+
+/* Fills `kinds` from the links. */
+void tddp_check_classify(tddp_check_results *results);
 
 /* --- table.c --------------------------------------------------------------------------------- */
 
-/* All that rank 0 prints. */
-typedef struct tddp_check_results {
-    int world_size;
-    int hosts;
-    const char *const *host_of; /* by rank */
-    tddp_check_times times;
-    tddp_check_ranks memory;
-    const tddp_check_link *links;
-    size_t link_count;
-    tddp_check_kind local;  /* links on one host */
-    tddp_check_kind remote; /* links between hosts */
-} tddp_check_results;
-
 /* "1.25 GB/s", "28.5 MiB", "730 us": at most three digits that count. */
 enum { TDDP_CHECK_TEXT_BYTES = 32 };
-const char *tddp_check_bytes(double bytes, char text[TDDP_CHECK_TEXT_BYTES]);
-const char *tddp_check_speed(double bytes_per_second, char text[TDDP_CHECK_TEXT_BYTES]);
-const char *tddp_check_duration(double seconds, char text[TDDP_CHECK_TEXT_BYTES]);
+enum { TDDP_CHECK_BYTES, TDDP_CHECK_SPEED, TDDP_CHECK_SECONDS };
+const char *tddp_check_text(int unit, double value, char text[TDDP_CHECK_TEXT_BYTES]);
 
 void tddp_check_print(FILE *to, const tddp_check_results *results);
 

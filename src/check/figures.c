@@ -3,6 +3,7 @@
  * links between hosts differ. Pure: no thread, no global.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "check/check.h"
 
@@ -15,57 +16,56 @@ static int ascending(const void *a, const void *b)
 
 double tddp_check_median(double *values, size_t count)
 {
-    if (count == 0) {
-        return 0;
-    }
     qsort(values, count, sizeof *values, ascending);
-    return count % 2 == 1 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
+    return count == 0 ? 0 : (values[(count - 1) / 2] + values[count / 2]) / 2;
 }
 
-double tddp_check_quick(double *values, size_t count)
+double tddp_check_lower_quartile(double *values, size_t count)
 {
     (void)tddp_check_median(values, count);
     return count > 0 ? values[count / 4] : 0;
 }
 
-bool tddp_check_is_slow(const tddp_check_link *link, const tddp_check_kind *kind)
+double tddp_check_clamp(double value, double least, double most)
 {
-    return link->bytes_per_second < kind->median / 2;
+    return value < least ? least : value > most ? most : value;
 }
 
-tddp_status tddp_check_judge(const tddp_check_link *links, size_t count, bool between_hosts,
-                             tddp_check_kind *out)
+bool tddp_check_is_between_hosts(const tddp_check_results *results, int from, int to)
 {
-    tddp_check_kind kind = {.slowest = -1, .times_slower = 1};
-    double *speeds = calloc(count + 1, sizeof *speeds);
-    double *latencies = calloc(count + 1, sizeof *latencies);
-    if (!speeds || !latencies) {
-        free(speeds);
-        free(latencies);
-        return TDDP_OUT_OF_MEMORY;
-    }
-    for (size_t i = 0; i < count; i++) {
-        if (links[i].between_hosts != between_hosts) {
-            continue;
+    return strcmp(results->peers[from].host_id, results->peers[to].host_id) != 0;
+}
+
+void tddp_check_classify(tddp_check_results *results)
+{
+    int size = results->world_size;
+    size_t links = (size_t)size * (size_t)size;
+    double *speeds = tddp_check_allocate(2 * links, sizeof *speeds);
+    double *latencies = speeds + links;
+    for (int between_hosts = 0; between_hosts < 2; between_hosts++) {
+        tddp_check_kind kind = {.from = -1, .to = -1};
+        for (int i = 0; i < size * size; i++) {
+            const tddp_check_link *link = &results->links[i];
+            int from = i / size;
+            int to = i % size;
+            if (from == to || tddp_check_is_between_hosts(results, from, to) != between_hosts) {
+                continue;
+            }
+            if (kind.count == 0 || link->bytes_per_second < kind.least) {
+                kind.least = link->bytes_per_second;
+                kind.from = from;
+                kind.to = to;
+            }
+            latencies[kind.count] = link->latency;
+            speeds[kind.count++] = link->bytes_per_second;
         }
-        if (kind.slowest < 0 || links[i].bytes_per_second < links[kind.slowest].bytes_per_second) {
-            kind.slowest = (int)i;
-        }
-        latencies[kind.count] = links[i].latency;
-        speeds[kind.count++] = links[i].bytes_per_second;
-    }
-    kind.median = tddp_check_median(speeds, (size_t)kind.count);
-    kind.latency = tddp_check_median(latencies, (size_t)kind.count);
-    free(speeds);
-    free(latencies);
-    for (size_t i = 0; i < count; i++) {
-        if (links[i].between_hosts == between_hosts && tddp_check_is_slow(&links[i], &kind)) {
+        kind.latency = tddp_check_median(latencies, kind.count);
+        kind.median = tddp_check_median(speeds, kind.count); /* sorts them */
+        while (kind.slow < kind.count && speeds[kind.slow] < kind.median / 2) {
             kind.slow++;
         }
+        kind.times_slower = kind.least > 0 ? kind.median / kind.least : 1;
+        results->kinds[between_hosts] = kind;
     }
-    if (kind.slowest >= 0 && links[kind.slowest].bytes_per_second > 0) {
-        kind.times_slower = kind.median / links[kind.slowest].bytes_per_second;
-    }
-    *out = kind;
-    return TDDP_OK;
+    free(speeds);
 }

@@ -6,81 +6,45 @@
 
 enum { WIDEST_TABLE = 12 };
 
-/* In the unit in which it has at most three digits before the point. */
-static const char *in_units(double value, double step, const char *const units[5],
-                            char text[TDDP_CHECK_TEXT_BYTES])
+/* A figure as text, which lives as long as the block. */
+#define TEXT(unit, value) \
+    tddp_check_text(TDDP_CHECK_##unit, value, (char[TDDP_CHECK_TEXT_BYTES]){0})
+
+/* The ranks and hosts of a kind's slowest link. */
+#define ENDS "rank %d (%s) to rank %d (%s)"
+#define ENDS_OF(results, kind) \
+    (kind)->from, (results)->peers[(kind)->from].host, (kind)->to, (results)->peers[(kind)->to].host
+
+const char *tddp_check_text(int unit, double value, char text[TDDP_CHECK_TEXT_BYTES])
 {
-    size_t unit = 0;
-    for (; value >= 999.5 && unit < 4; unit++) {
-        value /= step;
+    static const char *const names[][6] = {
+        [TDDP_CHECK_BYTES] = {"B", "KiB", "MiB", "GiB", "TiB"},
+        [TDDP_CHECK_SPEED] = {"B/s", "kB/s", "MB/s", "GB/s", "TB/s"},
+        [TDDP_CHECK_SECONDS] = {"us", "ms", "s"}};
+    const char *const *name = names[unit];
+    for (value *= unit == TDDP_CHECK_SECONDS ? 1e6 : 1; value >= 999.5 && name[1]; name++) {
+        value /= unit == TDDP_CHECK_BYTES ? 1024 : 1000;
     }
-    (void)snprintf(text, TDDP_CHECK_TEXT_BYTES, "%.*f %s",
-                   value < 9.995   ? 2
-                   : value < 99.95 ? 1
-                                   : 0,
-                   value, units[unit]);
+    int digits = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
+    (void)snprintf(text, TDDP_CHECK_TEXT_BYTES, "%.*f %s", digits, value, *name);
     return text;
 }
 
-const char *tddp_check_bytes(double bytes, char text[TDDP_CHECK_TEXT_BYTES])
-{
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    return in_units(bytes, 1024, units, text);
-}
+/* `text` has places for the median, the rank that has most, and how much that is. */
+#define PRINT_RANKS(to, text, unit, figure) \
+    fprintf(to, text, TEXT(unit, (figure).median), (figure).rank, TEXT(unit, (figure).most))
 
-const char *tddp_check_speed(double bytes_per_second, char text[TDDP_CHECK_TEXT_BYTES])
+static void print_all_reduce(FILE *to, size_t bytes, double seconds)
 {
-    static const char *const units[] = {"B/s", "kB/s", "MB/s", "GB/s", "TB/s"};
-    return in_units(bytes_per_second, 1000, units, text);
-}
-
-const char *tddp_check_duration(double seconds, char text[TDDP_CHECK_TEXT_BYTES])
-{
-    double value = seconds * 1e6;
-    const char *unit = value < 1e3 ? "us" : value < 1e6 ? "ms" : "s";
-    value /= value < 1e3 ? 1 : value < 1e6 ? 1e3 : 1e6;
-    (void)snprintf(text, TDDP_CHECK_TEXT_BYTES, "%.*f %s",
-                   value < 9.995   ? 2
-                   : value < 99.95 ? 1
-                                   : 0,
-                   value, unit);
-    return text;
-}
-
-static void print_size(FILE *to, size_t bytes)
-{
-    fprintf(to, bytes < 1 << 20 ? "%zu KiB" : "%zu MiB",
-            bytes < 1 << 20 ? bytes >> 10 : bytes >> 20);
-}
-
-static void print_times(FILE *to, const tddp_check_results *results)
-{
-    const tddp_check_times *times = &results->times;
-    char text[TDDP_CHECK_TEXT_BYTES];
-    char other[TDDP_CHECK_TEXT_BYTES];
-    fprintf(to, "store       %s to set and get a key; slowest for rank %d, %s\n",
-            tddp_check_duration(times->store.median, text), times->store.rank,
-            tddp_check_duration(times->store.most, other));
-    fprintf(to, "memory      %s resident at its peak; most for rank %d, %s\n",
-            tddp_check_bytes(results->memory.median, text), results->memory.rank,
-            tddp_check_bytes(results->memory.most, other));
-    if (results->world_size == 1) {
-        return;
-    }
-    fprintf(to, "barrier     %s\n", tddp_check_duration(times->barrier, text));
-    for (int i = 0; i < TDDP_CHECK_SIZES; i++) {
-        fprintf(to, "all_reduce  ");
-        print_size(to, times->sizes[i]);
-        if (times->all_reduce[i] > 0) {
-            fprintf(to, " in %s, %s\n", tddp_check_duration(times->all_reduce[i], text),
-                    tddp_check_speed((double)times->sizes[i] / times->all_reduce[i], other));
-        } else {
-            fprintf(to, " left out: it would take more than a second\n");
-        }
+    size_t kib = bytes >> 10;
+    fprintf(to, "all_reduce  %zu %s ", kib < 1024 ? kib : kib >> 10, kib < 1024 ? "KiB" : "MiB");
+    if (seconds > 0) {
+        fprintf(to, "in %s, %s\n", TEXT(SECONDS, seconds), TEXT(SPEED, (double)bytes / seconds));
+    } else {
+        fprintf(to, "left out: it would take more than a second\n");
     }
 }
 
-/* Rows send, columns receive; links are sorted by sender, then receiver. */
 static void print_links(FILE *to, const tddp_check_results *results)
 {
     int size = results->world_size;
@@ -88,83 +52,73 @@ static void print_links(FILE *to, const tddp_check_results *results)
     for (int rank = 0; rank < size; rank++) {
         fprintf(to, "%11d", rank);
     }
-    fprintf(to, "\n");
-    const tddp_check_link *link = results->links;
     for (int from = 0; from < size; from++) {
-        fprintf(to, "%6d", from);
-        for (int to_rank = 0; to_rank < size; to_rank++) {
-            char text[TDDP_CHECK_TEXT_BYTES] = "-";
-            if (to_rank != from) {
-                const tddp_check_kind *kind =
-                    link->between_hosts ? &results->remote : &results->local;
-                tddp_check_speed(link->bytes_per_second, text);
-                fprintf(to, "%10s%c", text, tddp_check_is_slow(link, kind) ? '!' : ' ');
-                link++;
-            } else {
-                fprintf(to, "%10s ", text);
-            }
+        fprintf(to, "\n%6d", from);
+        for (int at = 0; at < size; at++) {
+            double speed = results->links[from * size + at].bytes_per_second;
+            bool between = tddp_check_is_between_hosts(results, from, at);
+            bool slow = from != at && speed < results->kinds[between].median / 2;
+            fprintf(to, "%10s%c", from == at ? "-" : TEXT(SPEED, speed), slow ? '!' : ' ');
         }
-        fprintf(to, "  %s\n", results->host_of[from]);
+        fprintf(to, "  %s", results->peers[from].host);
     }
-}
-
-static void print_kind(FILE *to, const tddp_check_results *results, const tddp_check_kind *kind,
-                       const char *name)
-{
-    char median[TDDP_CHECK_TEXT_BYTES];
-    char latency[TDDP_CHECK_TEXT_BYTES];
-    char slowest[TDDP_CHECK_TEXT_BYTES];
-    if (kind->count == 0) {
-        return;
-    }
-    const tddp_check_link *link = &results->links[kind->slowest];
-    fprintf(to, "%-14s%d links, median %s and %s; slowest %s, rank %d (%s) to rank %d (%s)\n", name,
-            kind->count, tddp_check_speed(kind->median, median),
-            tddp_check_duration(kind->latency, latency),
-            tddp_check_speed(link->bytes_per_second, slowest), link->from,
-            results->host_of[link->from], link->to, results->host_of[link->to]);
+    fprintf(to, "\n");
 }
 
 void tddp_check_print(FILE *to, const tddp_check_results *results)
 {
+    int hosts = 0;
+    for (int rank = 0; rank < results->world_size; rank++) {
+        int first = 0;
+        while (tddp_check_is_between_hosts(results, first, rank)) {
+            first++;
+        }
+        hosts += first == rank;
+    }
     fprintf(to, "%d rank%s on %d host%s\n\n", results->world_size,
-            results->world_size == 1 ? "" : "s", results->hosts, results->hosts == 1 ? "" : "s");
-    print_times(to, results);
+            results->world_size == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s");
+    PRINT_RANKS(to, "store       %s to set and get a key; slowest for rank %d, %s\n", SECONDS,
+                results->store);
+    PRINT_RANKS(to, "memory      %s resident at its peak; most for rank %d, %s\n", BYTES,
+                results->memory);
+    if (results->world_size > 1) {
+        fprintf(to, "barrier     %s\n", TEXT(SECONDS, results->barrier));
+        for (int i = 0; i < TDDP_CHECK_SIZES; i++) {
+            print_all_reduce(to, tddp_check_sizes[i], results->all_reduce[i]);
+        }
+    }
     if (results->world_size > 1 && results->world_size <= WIDEST_TABLE) {
         print_links(to, results);
     }
     fprintf(to, "\n");
-    print_kind(to, results, &results->local, "on one host");
-    print_kind(to, results, &results->remote, "between hosts");
-}
-
-static const tddp_check_kind *worse(const tddp_check_results *results)
-{
-    bool remote =
-        results->remote.slow > 0 &&
-        (results->local.slow == 0 || results->remote.times_slower > results->local.times_slower);
-    return remote ? &results->remote : &results->local;
+    for (int between_hosts = 0; between_hosts < 2; between_hosts++) {
+        const tddp_check_kind *kind = &results->kinds[between_hosts];
+        if (kind->count > 0) {
+            fprintf(to, "%-14s%zu links, median %s and %s; slowest %s, " ENDS "\n",
+                    between_hosts ? "between hosts" : "on one host", kind->count,
+                    TEXT(SPEED, kind->median), TEXT(SECONDS, kind->latency),
+                    TEXT(SPEED, kind->least), ENDS_OF(results, kind));
+        }
+    }
 }
 
 bool tddp_check_verdict(const tddp_check_results *results, char *text, size_t size)
 {
-    char speed[TDDP_CHECK_TEXT_BYTES];
-    char median[TDDP_CHECK_TEXT_BYTES];
-    const tddp_check_kind *kind = worse(results);
-    int slow = results->local.slow + results->remote.slow;
+    const tddp_check_kind *kinds = results->kinds;
+    bool between_hosts = kinds[1].times_slower > kinds[0].times_slower;
+    const tddp_check_kind *worse = &kinds[between_hosts]; /* one without slow links is less so */
+    size_t slow = kinds[0].slow + kinds[1].slow;
     if (slow == 0) {
         (void)snprintf(text, size, "verdict: good%s",
                        results->world_size > 1 ? ", no link is slow"
                                                : "; one rank has no links to measure");
-        return true;
+    } else {
+        (void)snprintf(text, size,
+                       "verdict: %zu slow link%s; the slowest is " ENDS ": %s, %.1f times slower "
+                       "than the median %s (%s)",
+                       slow, slow == 1 ? "" : "s", ENDS_OF(results, worse),
+                       TEXT(SPEED, worse->least), worse->times_slower,
+                       between_hosts ? "between hosts" : "on a host", TEXT(SPEED, worse->median));
     }
-    const tddp_check_link *link = &results->links[kind->slowest];
-    (void)snprintf(text, size,
-                   "verdict: %d slow link%s; the slowest is rank %d (%s) to rank %d (%s): %s, %.1f "
-                   "times slower than the median %s (%s)",
-                   slow, slow == 1 ? "" : "s", link->from, results->host_of[link->from], link->to,
-                   results->host_of[link->to], tddp_check_speed(link->bytes_per_second, speed),
-                   kind->times_slower, link->between_hosts ? "between hosts" : "on a host",
-                   tddp_check_speed(kind->median, median));
-    return false;
+    return slow == 0;
 }

@@ -13,6 +13,7 @@
 #include "base/base.h"
 #include "launch/agent/agent.h"
 #include "launch/front/front.h"
+#include "launch/installed/installed.h"
 #include "launch/output/layout.h"
 #include "launch/workers/resources.h"
 
@@ -41,17 +42,8 @@ static bool fill_standard_descriptors(void)
     return fd >= 0;
 }
 
-/* The agent's part: the job itself. */
-static int be_agent(const tddp_launch_options *options, const tddp_launch_program *program,
-                    tddp_launch_signals *signals, int local_size)
-{
-    int status = tddp_launch_run(options, program, signals, local_size);
-    tddp_launch_signals_close(signals);
-    return status;
-}
-
 static int split_and_run(const tddp_launch_options *options, const tddp_launch_program *program,
-                         int local_size)
+                         const tddp_launch_devices *devices, int local_size)
 {
     tddp_launch_signals signals;
     tddp_launch_unrelated unrelated;
@@ -66,7 +58,8 @@ static int split_and_run(const tddp_launch_options *options, const tddp_launch_p
     } else if (agent > 0) {
         status = tddp_launch_front_watch(agent, &signals, &unrelated, options->private_folder);
     } else {
-        status = be_agent(options, program, &signals, local_size);
+        status = tddp_launch_run(options, program, &signals, devices, local_size);
+        tddp_launch_signals_close(&signals);
     }
     tddp_launch_unrelated_free(&unrelated);
     return status;
@@ -75,22 +68,51 @@ static int split_and_run(const tddp_launch_options *options, const tddp_launch_p
 static int run(tddp_launch_options *options)
 {
     tddp_launch_program program;
+    tddp_launch_devices devices;
     int local_size;
-    if (tddp_launch_count_processes(options, &local_size) != TDDP_OK) {
-        return complain(EXIT_FAILURE);
+    int status = EXIT_FAILURE;
+    if (tddp_launch_count_processes(options, &devices, &local_size) != TDDP_OK) {
+        (void)complain(status);
+    } else if (tddp_launch_options_check_local(options, local_size) != TDDP_OK) {
+        status = complain(EXIT_USAGE);
+    } else if (tddp_launch_program_prepare(options, &program) != TDDP_OK) {
+        (void)complain(status);
+    } else {
+        char *folder = tddp_launch_layout_private_name();
+        options->private_folder = folder;
+        status = split_and_run(options, &program, &devices, local_size);
+        free(folder);
+        tddp_launch_program_free(&program);
     }
-    if (tddp_launch_options_check_local(options, local_size) != TDDP_OK) {
-        return complain(EXIT_USAGE);
-    }
-    if (tddp_launch_program_prepare(options, &program) != TDDP_OK) {
-        return complain(EXIT_FAILURE);
-    }
-    char *folder = tddp_launch_layout_private_name();
-    options->private_folder = folder;
-    int status = split_and_run(options, &program, local_size);
-    free(folder);
-    tddp_launch_program_free(&program);
+    tddp_launch_devices_free(&devices);
     return status;
+}
+
+/* Prints the script that was installed for a shell. */
+static int print_completion(const char *shell)
+{
+    char *path = NULL;
+    int got;
+    tddp_status status = tddp_launch_installed(
+        "--print-completion",
+        strcmp(shell, "bash") == 0  ? "../share/bash-completion/completions/torchrun"
+        : strcmp(shell, "zsh") == 0 ? "../share/zsh/site-functions/_torchrun"
+                                    : "../share/fish/vendor_completions.d/torchrun.fish",
+        &path);
+    FILE *file = status == TDDP_OK ? fopen(path, "re") : NULL;
+    if (status == TDDP_OK && !file) {
+        status = tddp_fail_errno(path);
+    }
+    while (file && (got = fgetc(file)) != EOF) {
+        (void)putchar(got);
+    }
+    if (file) {
+        (void)fclose(file);
+    }
+    free(path);
+    return status != TDDP_OK     ? complain(EXIT_FAILURE)
+           : fflush(stdout) == 0 ? EXIT_SUCCESS
+                                 : EXIT_FAILURE;
 }
 
 int main(int argc, char **argv)
@@ -107,7 +129,7 @@ int main(int argc, char **argv)
     } else if (options.version) {
         printf("torchrun (torch-ddp) %s\n", TDDP_VERSION);
     } else if (options.print_completion) {
-        tddp_launch_options_completion(options.print_completion, stdout);
+        return print_completion(options.print_completion);
     } else {
         return run(&options);
     }

@@ -199,11 +199,18 @@ class CommandLineTest < LaunchCase
   def test_completion_names_every_flag
     long = run_torchrun("--help").out.scan(/(?:^  |, )--([a-z-]+)/).flatten
     assert_operator long.size, :>, 35
-    {"bash" => "--%s", "zsh" => "--%s", "fish" => "-l %s"}.each do |shell, form|
+    %w[bash zsh fish].each do |shell|
       text = completion(shell)
-      long.each { |name| assert_match(/#{format(form, name)}\b/, text) }
+      long.each { |name| assert_match(/^--#{name}=?\t/, text.sub("'--", "'\n--")) }
     end
     assert_code 2, run_torchrun("--print-completion=ksh")
+  end
+
+  def test_completion_that_is_not_installed
+    FileUtils.cp(BINARY, "#{@folder}/torchrun")
+    out, status = Open3.capture2e(PLAIN, "#{@folder}/torchrun", "--print-completion", "zsh")
+    assert_equal 1, status.exitstatus
+    assert_match(%r{\Atorchrun: --print-completion: #{File.realpath(@folder)}/\.\./share/zsh/site-functions/_torchrun: No such file or directory; }, out)
   end
 
   SYNTAX = {"bash" => %w[bash -n], "zsh" => %w[zsh -n], "fish" => %w[fish --no-execute]}.freeze

@@ -1,10 +1,16 @@
 # frozen_string_literal: true
 
-require "etc"
+require "fiddle"
 require_relative "launch_case"
 
 # --numa-binding on this machine, whatever it is; made-up machines are in test/c/launch/binding_test.c.
 class CoresTest < LaunchCase
+  def needs_hwloc
+    Fiddle.dlopen("libhwloc.so.15")
+  rescue Fiddle::DLError
+    skip "libhwloc is not installed (Debian: libhwloc15)"
+  end
+
   # For each worker the CPUs that it may use and its OMP_NUM_THREADS, by rank.
   def workers(*flags, **options)
     code = "echo $RANK $(grep Cpus_allowed_list /proc/self/status | cut -f2) $OMP_NUM_THREADS"
@@ -37,6 +43,7 @@ class CoresTest < LaunchCase
   end
 
   def test_each_worker_has_cores_of_its_own
+    needs_hwloc
     skip "one core only" if cores.size < 2
     first, second = workers("--nproc-per-node=2", "--numa-binding=cores")
     assert_empty first[0] & second[0]
@@ -46,6 +53,7 @@ class CoresTest < LaunchCase
   end
 
   def test_every_kind_stays_within_what_is_allowed
+    needs_hwloc
     %w[node socket exclusive core-complex cores].each do |kind|
       workers("--numa-binding=#{kind}").each do |cpus, threads|
         refute_empty cpus
@@ -56,12 +64,14 @@ class CoresTest < LaunchCase
   end
 
   def test_a_mask_that_torchrun_was_started_with_is_kept
+    needs_hwloc
     cpu = allowed.last
     found = workers("--nproc-per-node=2", "--numa-binding=node", command: ["taskset", "-c", cpu.to_s, BINARY])
     assert_equal [[[cpu], 1], [[cpu], 1]], found
   end
 
   def test_more_workers_than_cores
+    needs_hwloc
     count = cores.size + 1
     result = run_torchrun("--nproc-per-node=#{count}", "--numa-binding=cores", *shell("echo started"))
     assert_code 1, result
@@ -69,8 +79,18 @@ class CoresTest < LaunchCase
     assert_match(/--numa-binding=cores: #{cores.size} usable cores on this machine for #{count} workers; expected at least one each/, result.err)
   end
 
+  def test_without_hwloc
+    File.write("#{@folder}/libhwloc.so.15", "")
+    result = run_torchrun("--numa-binding=node", *shell("echo started"), env: {"LD_LIBRARY_PATH" => @folder})
+    assert_code 1, result
+    assert_empty result.out
+    assert_match(/--numa-binding needs hwloc 2 \(Debian: apt install libhwloc15\): /, result.err)
+    assert_code 0, run_torchrun(*shell("echo started"), env: {"LD_LIBRARY_PATH" => @folder})
+  end
+
   # Restarted workers are bound as the first were.
   def test_after_a_restart
+    needs_hwloc
     skip "one core only" if cores.size < 2
     code = "echo $TORCHELASTIC_RESTART_COUNT $RANK $(grep Cpus_allowed_list /proc/self/status | cut -f2); [ $TORCHELASTIC_RESTART_COUNT = 1 ]"
     result = run_torchrun("--nproc-per-node=2", "--numa-binding=cores", "--max-restarts=1", *shell(code))

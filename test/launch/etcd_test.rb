@@ -205,7 +205,9 @@ class EtcdTest < NodesCase
   def test_a_login
     etcd
     want_login("root", "open=sesame")
-    results = 2.times.map { meet(*shell("echo $RANK"), nodes: 2, conf: "username=root,password=open=sesame") }.map(&:finish)
+    File.write("#{@folder}/password", "open=sesame\n")
+    runs = ["password=open=sesame", "password_file=#{@folder}/password"].map { |conf| meet(*shell("echo $RANK"), nodes: 2, conf: "username=root,#{conf}") }
+    results = runs.map(&:finish)
     results.each { |result| assert_code 0, result }
     assert_equal %W[0\n 1\n], results.map(&:out).sort
     ["username=root,password=barley", "username=nobody", "join_timeout=600"].each do |conf|

@@ -2,6 +2,7 @@
 
 require "minitest/autorun"
 require "open3"
+require "tsort"
 
 # The laws of src/launch: a port to another system is a matter of the files that are named for Linux, and the program
 # needs nothing that a machine may lack.
@@ -34,6 +35,21 @@ class LaunchLawsTest < Minitest::Test
       end
     end
     assert_empty wrong
+  end
+
+  # What each folder includes of the others; a header of the room itself, beside main.c, is "world" or the like.
+  def folders
+    sources.each_with_object(Hash.new { |all, name| all[name] = [] }) do |file, all|
+      own = file.delete_prefix("#{ROOT}/src/launch/").delete_suffix(".h")[%r{\A[^/]+}]
+      all[own] |= File.read(file).scan(/#\s*include\s+"launch\/(\w+)/).flatten - [own]
+    end
+  end
+
+  def test_folders_do_not_include_each_other_in_circles
+    all = folders
+    assert_includes all["agent"], "workers"
+    circles = TSort.strongly_connected_components(->(&one) { all.keys.each(&one) }, ->(name, &one) { all.fetch(name, []).each(&one) })
+    assert_empty circles.select { |circle| circle.size > 1 }
   end
 
   # A file for one system answers a header that names no system, so that another file can stand in for it.

@@ -269,7 +269,7 @@ static tddp_status open_timers(tddp_launch_agent *agent)
     return agent->timers ? tddp_launch_agent_watch_timers(agent) : TDDP_OK;
 }
 
-static tddp_status prepare(tddp_launch_agent *agent)
+static tddp_status prepare(tddp_launch_agent *agent, const tddp_launch_devices *devices)
 {
     size_t count = (size_t)agent->count;
     agent->streams = tddp_alloc_array(count * TDDP_LAUNCH_STREAMS, sizeof *agent->streams);
@@ -286,7 +286,7 @@ static tddp_status prepare(tddp_launch_agent *agent)
     }
     tddp_status status = allow_files(agent);
     if (status == TDDP_OK) {
-        status = tddp_launch_job_prepare(agent->options, agent->count, &agent->job);
+        status = tddp_launch_job_prepare(agent->options, devices, agent->count, &agent->job);
     }
     if (status != TDDP_OK) {
         return status;
@@ -337,20 +337,20 @@ static void release(tddp_launch_agent *agent)
 }
 
 int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_program *program,
-                    tddp_launch_signals *signals, int local_size)
+                    tddp_launch_signals *signals, const tddp_launch_devices *devices,
+                    int local_size)
 {
     tddp_launch_agent agent = {
         .options = options,
         .program = program,
         .signals = signals,
         .null_fd = -1,
-        .oom = {.log = -1},
         .count = local_size,
         .world = {.node_rank = -1},
     };
     tddp_launch_console_open(&agent.console);
     bool watched = tddp_launch_agent_watch(&agent) == TDDP_OK;
-    if (watched && prepare(&agent) == TDDP_OK) {
+    if (watched && prepare(&agent, devices) == TDDP_OK) {
         start_first_round(&agent);
     } else {
         (void)snprintf(agent.text, sizeof agent.text, "%s", tddp_error_message());

@@ -6,11 +6,11 @@
 
 #include "launch/agent/agent_state.h"
 
-enum { EXIT_BY_SIGNAL = 128, EXIT_JOB_FAILED = 1 };
+enum { EXIT_JOB_FAILED = 1 };
 
-static tddp_launch_scene scene_of(const tddp_launch_agent *agent)
+static tddp_launch_attempt attempt_of(const tddp_launch_agent *agent)
 {
-    return (tddp_launch_scene){
+    return (tddp_launch_attempt){
         .program = agent->program->name,
         .job = &agent->job,
         .world = &agent->world,
@@ -22,15 +22,15 @@ static tddp_launch_scene scene_of(const tddp_launch_agent *agent)
 
 void tddp_launch_agent_say_cause(tddp_launch_agent *agent)
 {
-    const tddp_launch_scene scene = scene_of(agent);
+    const tddp_launch_attempt attempt = attempt_of(agent);
     switch (agent->cause) {
     case TDDP_LAUNCH_CAUSE_WORKER:
-        tddp_launch_report(&scene, &agent->console);
-        tddp_launch_record_attempt(&agent->record, &scene, NULL);
+        tddp_launch_report(&attempt, &agent->console);
+        tddp_launch_record_attempt(&agent->record, &attempt, NULL);
         break;
     case TDDP_LAUNCH_CAUSE_PEER:
-        tddp_launch_report_elsewhere(scene.program, agent->text, &agent->console);
-        tddp_launch_record_attempt(&agent->record, &scene, agent->text);
+        tddp_launch_report_elsewhere(attempt.program, agent->text, &agent->console);
+        tddp_launch_record_attempt(&agent->record, &attempt, agent->text);
         break;
     case TDDP_LAUNCH_CAUSE_CHANGED:
     case TDDP_LAUNCH_CAUSE_FATAL:
@@ -46,15 +46,16 @@ void tddp_launch_agent_say_cause(tddp_launch_agent *agent)
 
 int tddp_launch_agent_conclude(tddp_launch_agent *agent)
 {
-    const tddp_launch_scene scene = scene_of(agent);
+    const tddp_launch_attempt attempt = attempt_of(agent);
     bool elsewhere = agent->cause == TDDP_LAUNCH_CAUSE_PEER ||
                      agent->cause == TDDP_LAUNCH_CAUSE_FATAL ||
                      agent->cause == TDDP_LAUNCH_CAUSE_SAID;
     tddp_launch_outcome outcome = {
-        .exit_status = agent->signal                              ? EXIT_BY_SIGNAL + agent->signal
-                       : agent->cause == TDDP_LAUNCH_CAUSE_NONE   ? EXIT_SUCCESS
-                       : agent->cause == TDDP_LAUNCH_CAUSE_OUTPUT ? EXIT_BY_SIGNAL + SIGPIPE
-                                                                  : EXIT_JOB_FAILED,
+        .exit_status = agent->signal ? TDDP_LAUNCH_EXIT_BY_SIGNAL + agent->signal
+                       : agent->cause == TDDP_LAUNCH_CAUSE_NONE ? EXIT_SUCCESS
+                       : agent->cause == TDDP_LAUNCH_CAUSE_OUTPUT
+                           ? TDDP_LAUNCH_EXIT_BY_SIGNAL + SIGPIPE
+                           : EXIT_JOB_FAILED,
         .signal = agent->signal,
         .cause = elsewhere                                  ? agent->text
                  : agent->cause == TDDP_LAUNCH_CAUSE_OUTPUT ? "nobody reads the output any more"
@@ -62,7 +63,7 @@ int tddp_launch_agent_conclude(tddp_launch_agent *agent)
         .report_file = agent->options->report_file,
         .error_file = getenv("TORCHELASTIC_ERROR_FILE"),
     };
-    tddp_launch_record_write(&agent->record, &scene, &outcome, &agent->console);
+    tddp_launch_record_write(&agent->record, &attempt, &outcome, &agent->console);
     tddp_launch_console_flush(&agent->console);
     return outcome.exit_status;
 }

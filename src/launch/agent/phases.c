@@ -126,8 +126,7 @@ static void note_end(tddp_launch_agent *agent, pid_t pid, int status)
         if (worker->alive && worker->pid == pid) {
             tddp_launch_worker_note_end(worker, status);
             worker->out_of_memory = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL &&
-                                    !worker->ended_by_us &&
-                                    tddp_launch_oom_has_killed(&agent->oom, pid);
+                                    !worker->ended_by_us && tddp_launch_oom_has_killed(&agent->oom);
             agent->alive--;
             return;
         }

@@ -159,16 +159,7 @@ const tddp_launch_flag tddp_launch_flags[] = {
      .max = 86400,
      .group = nodes,
      .value = "KEY=VALUE,...",
-     .help = "settings of the rendezvous, in seconds: join_timeout, to wait for the other nodes "
-             "(600); last_call_timeout, to "
-             "wait for more than MIN (30); heartbeat_timeout, without a sign of life until a node "
-             "counts as lost (30, with static never; PyTorch's is another); keep_alive_interval "
-             "(5) times keep_alive_max_attempt (3), if one is given, in its place; read_timeout, "
-             "for an answer before the connection is made anew (60, and at most a quarter of "
-             "heartbeat_timeout); close_timeout, for all nodes to read that the job has ended (3); "
-             "report_interval, between two lines about what is waited for (10). "
-             "is_host: whether this node hosts the rendezvous (0 or 1). For etcd also protocol "
-             "(http or https), cacert, cert and key (files in PEM), username and password"},
+     .help = "settings of the rendezvous, which stand below"},
     /* --- failures and signals --- */
     {.name = "max-restarts",
      .kind = TDDP_LAUNCH_KIND_NUMBER,

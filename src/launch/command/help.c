@@ -71,6 +71,11 @@ void tddp_launch_options_help(FILE *to)
         }
         print_flag(to, &tddp_launch_flags[i]);
     }
+    fprintf(to, "\nKeys of --rdzv-conf\n");
+    for (size_t i = 0; i < tddp_launch_conf_key_count; i++) {
+        const tddp_launch_conf_key *key = &tddp_launch_conf_keys[i];
+        print_wrapped(to, key->help, fprintf(to, "  %s=%s", key->name, key->value));
+    }
     fprintf(
         to,
         "\nA .py script runs under python3, any other under ruby. ${local_rank} in ARGUMENTS is "

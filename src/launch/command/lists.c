@@ -1,6 +1,6 @@
 /*
  * Values that are lists with commas between their parts: local ranks, streams by local rank,
- * filters, signals; those of the rendezvous are in rendezvous_values.c. Each becomes a field of
+ * filters, signals; those of the rendezvous are in endpoints.c and conf.c. Each becomes a field of
  * fixed size; a list that does not fit is refused. Also the questions that others ask of them.
  * Pure: no thread, no global.
  */

@@ -62,7 +62,7 @@ typedef struct tddp_launch_process_count {
 
 /* --rdzv-conf's keys for etcd. Texts are empty where they were not given. */
 typedef struct tddp_launch_etcd_conf {
-    bool https;
+    int https;                           /* 1: TLS */
     char cacert[TDDP_LAUNCH_HOST_BYTES]; /* files in PEM */
     char cert[TDDP_LAUNCH_HOST_BYTES];
     char key[TDDP_LAUNCH_HOST_BYTES];
@@ -81,8 +81,10 @@ typedef struct tddp_launch_conf {
     int heartbeat_timeout;
     int keep_alive_interval;    /* -1: not given */
     int keep_alive_max_attempt; /* a number; -1: not given */
-    char etcd_key[16];          /* the first key given that only etcd has, or "" */
-    tddp_launch_etcd_conf etcd;
+    int use_libuv;              /* these two are checked, and have no effect */
+    int store_type;
+    const char *etcd_key;       /* the first key given that only etcd has, or NULL */
+    tddp_launch_etcd_conf etcd; /* the last member */
 } tddp_launch_conf;
 
 /* "HOST:PORT", with brackets where they are needed. */
@@ -199,9 +201,6 @@ TDDP_NODISCARD tddp_status tddp_launch_options_check_local(const tddp_launch_opt
 /* Prints the help, made from the table of flags. */
 void tddp_launch_options_help(FILE *to);
 
-/* Prints what makes a shell ("bash", "zsh" or "fish") complete torchrun's command line. */
-void tddp_launch_options_completion(const char *shell, FILE *to);
-
 /* --- between the files of this folder -------------------------------------------------------- */
 
 typedef enum tddp_launch_kind {
@@ -264,7 +263,26 @@ TDDP_NODISCARD tddp_status tddp_launch_value_store(const tddp_launch_flag *flag,
 TDDP_NODISCARD tddp_status tddp_launch_list_store(const tddp_launch_flag *flag, const char *source,
                                                   const char *value, tddp_launch_options *out);
 
-/* rendezvous_values.c, for lists.c. */
+/* One key of --rdzv-conf: parser and help come from it. */
+typedef struct tddp_launch_conf_key {
+    const char *name;
+    enum {
+        TDDP_LAUNCH_CONF_NUMBER,
+        TDDP_LAUNCH_CONF_BOOL,
+        TDDP_LAUNCH_CONF_CHOICE, /* an int: the place of the value among those in `value` */
+        TDDP_LAUNCH_CONF_TEXT,
+        TDDP_LAUNCH_CONF_PASSWORD,
+        TDDP_LAUNCH_CONF_FILE /* the text is its first line */
+    } kind;
+    size_t offset;     /* of its field in tddp_launch_conf */
+    const char *value; /* what the help calls its value */
+    const char *help;
+} tddp_launch_conf_key;
+
+extern const tddp_launch_conf_key tddp_launch_conf_keys[];
+extern const size_t tddp_launch_conf_key_count;
+
+/* endpoints.c and conf.c, for lists.c. */
 TDDP_NODISCARD tddp_status tddp_launch_endpoints_store(const char *source, const char *value,
                                                        tddp_launch_options *out);
 TDDP_NODISCARD tddp_status tddp_launch_conf_store(const tddp_launch_flag *flag, const char *source,

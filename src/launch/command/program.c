@@ -9,9 +9,9 @@
 #include <unistd.h>
 
 #include "base/base.h"
-#include "launch/check/find.h"
 #include "launch/command/module.h"
 #include "launch/command/program.h"
+#include "launch/installed/installed.h"
 
 enum { HEAD = 8 };
 
@@ -163,7 +163,7 @@ static tddp_status prepare_check(tddp_launch_program *out)
 {
     static const tddp_launch_options no_arguments;
     static const char *const head[] = {"torchrun-check"};
-    tddp_status status = tddp_launch_check_find(&out->path);
+    tddp_status status = tddp_launch_installed("--check", head[0], &out->path);
     return status == TDDP_OK ? copy_arguments(&no_arguments, head, 1, out) : status;
 }
 

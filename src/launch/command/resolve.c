@@ -170,7 +170,7 @@ static tddp_status check_backend(const tddp_launch_options *options)
                          "--rdzv-endpoint: %d endpoints need --rdzv-backend=etcd; expected one",
                          options->endpoint_count);
     }
-    if (!etcd && options->conf.etcd_key[0]) {
+    if (!etcd && options->conf.etcd_key) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "--rdzv-conf: %s needs --rdzv-backend=etcd; leave it out",
                          options->conf.etcd_key);

@@ -15,7 +15,6 @@
 #include "launch/output/layout.h"
 
 enum {
-    EXIT_BY_SIGNAL = 128,
     MOST_SWEEPS = 60, /* then what is left cannot be killed */
     SWEEP_MS = 50,    /* the longest wait between two */
     SAY_MS = 1000,    /* for the reader of standard error */
@@ -113,7 +112,8 @@ static int conclude(pid_t agent, int status, const tddp_launch_unrelated *unrela
     if (!swept) {
         say("some processes of the workers cannot be killed");
     }
-    return WIFSIGNALED(status) ? EXIT_BY_SIGNAL + WTERMSIG(status) : WEXITSTATUS(status);
+    return WIFSIGNALED(status) ? TDDP_LAUNCH_EXIT_BY_SIGNAL + WTERMSIG(status)
+                               : WEXITSTATUS(status);
 }
 
 /* Ctrl-Z: first the workers, then this process, which returns from its own stop when it is

@@ -9,12 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/host_name.h"
 #include "launch/output/layout.h"
 #include "launch/output/output.h"
 #include "launch/output/prefix.h"
 #include "launch/output/route.h"
-
-enum { HOST_NAME_BYTES = 256 };
 
 static const int stream_bits[] = {TDDP_LAUNCH_STDOUT, TDDP_LAUNCH_STDERR};
 static const char *const log_names[] = {"stdout.log", "stderr.log"};
@@ -152,12 +151,11 @@ static void open_filtered(tddp_launch_output *output)
 static tddp_status make_prefixes(const tddp_launch_output *output, const tddp_launch_world *world,
                                  int local_rank, member *made)
 {
-    char host[HOST_NAME_BYTES] = "";
+    char host[TDDP_HOST_NAME_BYTES];
     const char *template = output->options->line_prefix;
-    (void)gethostname(host, sizeof host - 1);
     tddp_launch_prefix_values values = {
         .role_name = output->options->role,
-        .hostname = host,
+        .hostname = tddp_host_name(host),
         .rank = world->base_rank + local_rank,
         .local_rank = local_rank,
     };

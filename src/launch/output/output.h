@@ -7,7 +7,7 @@
 
 #include "launch/command/options.h"
 #include "launch/output/console.h"
-#include "launch/workers/environment.h"
+#include "launch/world.h"
 
 typedef struct tddp_launch_output tddp_launch_output;
 

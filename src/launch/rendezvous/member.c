@@ -11,6 +11,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "base/host_name.h"
 #include "launch/front/front.h"
 #include "launch/rendezvous/member.h"
 #include "net/net.h"
@@ -289,9 +290,7 @@ static tddp_status describe_self(tddp_launch_node *node)
         return tddp_fail_errno("getrandom");
     }
     (void)snprintf(self->id, sizeof self->id, "%016llx", (unsigned long long)random);
-    if (gethostname(self->host, sizeof self->host - 1) != 0) {
-        (void)snprintf(self->host, sizeof self->host, "?");
-    }
+    (void)tddp_host_name(self->host);
     (void)snprintf(self->role, sizeof self->role, "%s", node->options->role);
     self->pid = tddp_launch_torchrun_pid();
     self->local_size = node->local_size;

@@ -5,7 +5,7 @@
 #ifndef TDDP_LAUNCH_RENDEZVOUS_H
 #define TDDP_LAUNCH_RENDEZVOUS_H
 
-#include "launch/workers/environment.h"
+#include "launch/world.h"
 #include "launch/command/options.h"
 #include "launch/rendezvous/times.h"
 

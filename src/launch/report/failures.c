@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "launch/report/report.h"
 
@@ -16,15 +15,15 @@ static bool failed_by_itself(const tddp_launch_worker *worker)
     return worker->pid > 0 && !worker->ended_by_us && tddp_launch_worker_failed(worker);
 }
 
-static int64_t failure_second(const tddp_launch_worker *worker)
+int64_t tddp_launch_failure_second(const tddp_launch_worker *worker)
 {
     return worker->error.timestamp > 0 ? worker->error.timestamp : (int64_t)worker->ended.tv_sec;
 }
 
 static bool comes_before(const tddp_launch_worker *a, const tddp_launch_worker *b)
 {
-    int64_t first = failure_second(a);
-    int64_t second = failure_second(b);
+    int64_t first = tddp_launch_failure_second(a);
+    int64_t second = tddp_launch_failure_second(b);
     if (a->error.consequence != b->error.consequence) {
         return b->error.consequence;
     }
@@ -105,15 +104,6 @@ const char *tddp_launch_ending(const tddp_launch_worker *worker,
     return text;
 }
 
-const char *tddp_launch_machine(char text[TDDP_LAUNCH_MACHINE_BYTES])
-{
-    text[TDDP_LAUNCH_MACHINE_BYTES - 1] = '\0';
-    if (gethostname(text, TDDP_LAUNCH_MACHINE_BYTES - 1) != 0) {
-        (void)snprintf(text, TDDP_LAUNCH_MACHINE_BYTES, "?");
-    }
-    return text;
-}
-
 const char *tddp_launch_error_missing(const tddp_launch_worker *worker)
 {
     switch (worker->error.state) {
@@ -182,14 +172,14 @@ const char *tddp_launch_report_summary(const tddp_launch_worker *workers, int co
                                        char *text, size_t size)
 {
     char ending[TDDP_LAUNCH_ENDING_BYTES];
-    char host[TDDP_LAUNCH_MACHINE_BYTES];
+    char host[TDDP_HOST_NAME_BYTES];
     const tddp_launch_worker *root = tddp_launch_root_cause(workers, count);
     text[0] = '\0';
     if (!root) {
         return text;
     }
     (void)snprintf(text, size, "rank %d on node %d: %s (pid %d on %s)", root->rank, node_rank,
-                   tddp_launch_ending(root, ending), (int)root->pid, tddp_launch_machine(host));
+                   tddp_launch_ending(root, ending), (int)root->pid, tddp_host_name(host));
     if (root->error.message) {
         append(text, size, "\n", 1);
         append_shortened(text, size - size / 2, root->error.message);

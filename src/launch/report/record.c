@@ -35,36 +35,32 @@ static void put_ending(tddp_launch_json *json, const tddp_launch_worker *worker)
     tddp_launch_json_bool(json, "core_dumped", signaled && WCOREDUMP(status));
 }
 
-static void put_files(tddp_launch_json *json, const tddp_launch_scene *scene,
+static void put_files(tddp_launch_json *json, const tddp_launch_attempt *attempt,
                       const tddp_launch_worker *worker)
 {
     static const char *const keys[] = {"stdout", "stderr"};
     const char *missing = tddp_launch_error_missing(worker);
-    bool kept = scene->output && tddp_launch_output_folder(scene->output);
+    bool kept = attempt->output && tddp_launch_output_folder(attempt->output);
     tddp_launch_json_text(json, "error_file", kept && !missing ? worker->error_file : NULL);
     tddp_launch_json_text(json, "error_file_missing", missing);
     for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-        char *path = scene->output
-                         ? tddp_launch_output_log_file(scene->output, worker->local_rank, stream)
+        char *path = attempt->output
+                         ? tddp_launch_output_log_file(attempt->output, worker->local_rank, stream)
                          : NULL;
         tddp_launch_json_text(json, keys[stream], path);
         free(path);
     }
 }
 
-static void put_failure(tddp_launch_json *json, const tddp_launch_scene *scene,
+static void put_failure(tddp_launch_json *json, const tddp_launch_attempt *attempt,
                         const tddp_launch_worker *worker, bool root)
 {
-    char host[TDDP_LAUNCH_MACHINE_BYTES];
+    char host[TDDP_HOST_NAME_BYTES];
     tddp_launch_json_open(json, NULL, '{');
     tddp_launch_json_bool(json, "root_cause", root);
     put_time(json, &worker->ended);
-    if (worker->error.timestamp > 0) {
-        tddp_launch_json_number(json, "timestamp", worker->error.timestamp);
-    } else {
-        tddp_launch_json_number(json, "timestamp", (int64_t)worker->ended.tv_sec);
-    }
-    tddp_launch_json_text(json, "host", tddp_launch_machine(host));
+    tddp_launch_json_number(json, "timestamp", tddp_launch_failure_second(worker));
+    tddp_launch_json_text(json, "host", tddp_host_name(host));
     tddp_launch_json_number(json, "rank", worker->rank);
     tddp_launch_json_number(json, "local_rank", worker->local_rank);
     tddp_launch_json_number(json, "pid", worker->pid);
@@ -72,26 +68,26 @@ static void put_failure(tddp_launch_json *json, const tddp_launch_scene *scene,
     tddp_launch_json_bool(json, "consequence", worker->error.consequence);
     tddp_launch_json_text(json, "message", worker->error.message);
     tddp_launch_json_text(json, "traceback", worker->error.traceback);
-    put_files(json, scene, worker);
+    put_files(json, attempt, worker);
     tddp_launch_json_close(json, '{');
 }
 
-static void put_failures(tddp_launch_json *json, const tddp_launch_scene *scene, bool elsewhere)
+static void put_failures(tddp_launch_json *json, const tddp_launch_attempt *attempt, bool elsewhere)
 {
     int found = 0;
     const tddp_launch_worker **failures =
-        tddp_launch_failures(scene->workers, scene->count, &found);
+        tddp_launch_failures(attempt->workers, attempt->count, &found);
     tddp_launch_json_open(json, "failures", '[');
     for (int i = 0; failures && i < found; i++) {
         /* With the root cause elsewhere, none of these is it. */
-        put_failure(json, scene, failures[i], i == 0 && !elsewhere);
+        put_failure(json, attempt, failures[i], i == 0 && !elsewhere);
     }
     tddp_launch_json_close(json, '[');
     json->failed |= !failures;
     free(failures);
 }
 
-void tddp_launch_record_attempt(tddp_launch_record *record, const tddp_launch_scene *scene,
+void tddp_launch_record_attempt(tddp_launch_record *record, const tddp_launch_attempt *attempt,
                                 const char *elsewhere)
 {
     tddp_launch_json *json = &record->attempts;
@@ -101,15 +97,15 @@ void tddp_launch_record_attempt(tddp_launch_record *record, const tddp_launch_sc
         record->omitted = record->count;
     }
     tddp_launch_json_open(json, NULL, '{');
-    tddp_launch_json_number(json, "restart", scene->world->restart);
-    tddp_launch_json_number(json, "round", scene->world->round);
-    tddp_launch_json_number(json, "node_rank", scene->world->node_rank);
-    tddp_launch_json_number(json, "nodes", scene->world->nodes);
-    tddp_launch_json_number(json, "world_size", scene->world->size);
+    tddp_launch_json_number(json, "restart", attempt->world->restart);
+    tddp_launch_json_number(json, "round", attempt->world->round);
+    tddp_launch_json_number(json, "node_rank", attempt->world->node_rank);
+    tddp_launch_json_number(json, "nodes", attempt->world->nodes);
+    tddp_launch_json_number(json, "world_size", attempt->world->size);
     tddp_launch_json_text(json, "elsewhere", elsewhere);
     tddp_launch_json_number(json, "ended_by_torchrun",
-                            tddp_launch_ended_by_us(scene->workers, scene->count));
-    put_failures(json, scene, elsewhere != NULL);
+                            tddp_launch_ended_by_us(attempt->workers, attempt->count));
+    put_failures(json, attempt, elsewhere != NULL);
     tddp_launch_json_close(json, '{');
     record->count++;
 }
@@ -117,21 +113,21 @@ void tddp_launch_record_attempt(tddp_launch_record *record, const tddp_launch_sc
 /* --- the job's end --------------------------------------------------------------------------- */
 
 /* Of this node's workers in the last round; none if they were to start again. */
-static void put_ranks(tddp_launch_json *json, const tddp_launch_scene *scene)
+static void put_ranks(tddp_launch_json *json, const tddp_launch_attempt *attempt)
 {
     tddp_launch_json_open(json, "ranks", '[');
-    for (int i = 0; i < scene->count; i++) {
-        if (scene->workers[i].pid > 0) {
-            tddp_launch_json_number(json, NULL, scene->workers[i].rank);
+    for (int i = 0; i < attempt->count; i++) {
+        if (attempt->workers[i].pid > 0) {
+            tddp_launch_json_number(json, NULL, attempt->workers[i].rank);
         }
     }
     tddp_launch_json_close(json, '[');
 }
 
-static void put_job(tddp_launch_json *json, const tddp_launch_scene *scene,
+static void put_job(tddp_launch_json *json, const tddp_launch_attempt *attempt,
                     const tddp_launch_outcome *outcome)
 {
-    char host[TDDP_LAUNCH_MACHINE_BYTES];
+    char host[TDDP_HOST_NAME_BYTES];
     char name[32];
     tddp_launch_json_text(json, "state",
                           outcome->signal             ? "stopped"
@@ -141,16 +137,16 @@ static void put_job(tddp_launch_json *json, const tddp_launch_scene *scene,
     tddp_launch_json_text(json, "signal",
                           outcome->signal ? tddp_launch_signal_name(outcome->signal, name) : NULL);
     tddp_launch_json_text(json, "cause", outcome->cause);
-    tddp_launch_json_text(json, "program", scene->program);
-    tddp_launch_json_text(json, "run_id", scene->job->run_id);
-    const tddp_launch_options *options = scene->job->options;
+    tddp_launch_json_text(json, "program", attempt->program);
+    tddp_launch_json_text(json, "run_id", attempt->job->run_id);
+    const tddp_launch_options *options = attempt->job->options;
     tddp_launch_json_text(json, "role", options ? options->role : NULL);
-    tddp_launch_json_text(json, "host", tddp_launch_machine(host));
+    tddp_launch_json_text(json, "host", tddp_host_name(host));
     tddp_launch_json_text(json, "log_folder",
-                          scene->output ? tddp_launch_output_folder(scene->output) : NULL);
-    tddp_launch_json_number(json, "restarts", scene->world->restart);
-    tddp_launch_json_number(json, "max_restarts", scene->world->max_restarts);
-    put_ranks(json, scene);
+                          attempt->output ? tddp_launch_output_folder(attempt->output) : NULL);
+    tddp_launch_json_number(json, "restarts", attempt->world->restart);
+    tddp_launch_json_number(json, "max_restarts", attempt->world->max_restarts);
+    put_ranks(json, attempt);
 }
 
 static void write_json(const tddp_launch_json *json, const char *path, tddp_launch_console *console)
@@ -160,12 +156,12 @@ static void write_json(const tddp_launch_json *json, const char *path, tddp_laun
     }
 }
 
-static void write_report(const tddp_launch_record *record, const tddp_launch_scene *scene,
+static void write_report(const tddp_launch_record *record, const tddp_launch_attempt *attempt,
                          const tddp_launch_outcome *outcome, tddp_launch_console *console)
 {
     tddp_launch_json json = {0};
     tddp_launch_json_open(&json, NULL, '{');
-    put_job(&json, scene, outcome);
+    put_job(&json, attempt, outcome);
     tddp_launch_json_number(&json, "attempts_omitted", record->omitted);
     tddp_launch_json_open(&json, "attempts", '[');
     if (record->attempts.text.size > 0) {
@@ -180,21 +176,19 @@ static void write_report(const tddp_launch_record *record, const tddp_launch_sce
 }
 
 /* In PyTorch's form, with the exit code that it adds for the launcher above. */
-static void write_error_file(const tddp_launch_scene *scene, const tddp_launch_outcome *outcome,
+static void write_error_file(const tddp_launch_attempt *attempt, const tddp_launch_outcome *outcome,
                              tddp_launch_console *console)
 {
     const tddp_launch_worker *root =
-        outcome->cause ? NULL : tddp_launch_root_cause(scene->workers, scene->count);
+        outcome->cause ? NULL : tddp_launch_root_cause(attempt->workers, attempt->count);
     const char *message = root ? root->error.message : outcome->cause;
     char summary[512];
     char timestamp[32];
     if (!message) {
-        message = tddp_launch_report_summary(scene->workers, scene->count, scene->world->node_rank,
-                                             summary, sizeof summary);
+        message = tddp_launch_report_summary(attempt->workers, attempt->count,
+                                             attempt->world->node_rank, summary, sizeof summary);
     }
-    int64_t second = !root                       ? (int64_t)time(NULL)
-                     : root->error.timestamp > 0 ? root->error.timestamp
-                                                 : (int64_t)root->ended.tv_sec;
+    int64_t second = root ? tddp_launch_failure_second(root) : (int64_t)time(NULL);
     (void)snprintf(timestamp, sizeof timestamp, "%lld", (long long)second);
     tddp_launch_json json = {0};
     tddp_launch_json_open(&json, NULL, '{');
@@ -216,14 +210,14 @@ static void write_error_file(const tddp_launch_scene *scene, const tddp_launch_o
     tddp_bytes_free(&json.text);
 }
 
-void tddp_launch_record_write(const tddp_launch_record *record, const tddp_launch_scene *scene,
+void tddp_launch_record_write(const tddp_launch_record *record, const tddp_launch_attempt *attempt,
                               const tddp_launch_outcome *outcome, tddp_launch_console *console)
 {
     if (outcome->report_file) {
-        write_report(record, scene, outcome, console);
+        write_report(record, attempt, outcome, console);
     }
     if (outcome->error_file && outcome->exit_status != 0 && outcome->signal == 0) {
-        write_error_file(scene, outcome, console);
+        write_error_file(attempt, outcome, console);
     }
 }
 

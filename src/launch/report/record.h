@@ -26,14 +26,14 @@ typedef struct tddp_launch_outcome {
 
 /* Takes down an attempt that failed; `elsewhere` tells of another node's failure, or is NULL. Once
  * its workers have ended and before they are forgotten. */
-void tddp_launch_record_attempt(tddp_launch_record *record, const tddp_launch_scene *scene,
+void tddp_launch_record_attempt(tddp_launch_record *record, const tddp_launch_attempt *attempt,
                                 const char *elsewhere);
 
 /*
  * Writes outcome->report_file, if there is one, and, if the job failed, outcome->error_file. A file
  * that cannot be written is named on the console.
  */
-void tddp_launch_record_write(const tddp_launch_record *record, const tddp_launch_scene *scene,
+void tddp_launch_record_write(const tddp_launch_record *record, const tddp_launch_attempt *attempt,
                               const tddp_launch_outcome *outcome, tddp_launch_console *console);
 
 void tddp_launch_record_free(tddp_launch_record *record);

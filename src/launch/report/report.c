@@ -52,53 +52,53 @@ static void put_error(tddp_launch_console *console, const tddp_launch_worker *wo
     put_field(console, "traceback", worker->error.traceback ? worker->error.traceback : "");
 }
 
-static void put_logs(tddp_launch_console *console, const tddp_launch_scene *scene,
+static void put_logs(tddp_launch_console *console, const tddp_launch_attempt *attempt,
                      const tddp_launch_worker *worker)
 {
     static const char *const labels[] = {"stdout", "stderr"};
     for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-        char *path = tddp_launch_output_log_file(scene->output, worker->local_rank, stream);
+        char *path = tddp_launch_output_log_file(attempt->output, worker->local_rank, stream);
         put_field(console, labels[stream], path ? path : "");
         free(path);
     }
 }
 
-static void put_worker(tddp_launch_console *console, const tddp_launch_scene *scene,
+static void put_worker(tddp_launch_console *console, const tddp_launch_attempt *attempt,
                        const tddp_launch_worker *worker)
 {
     char text[TIME_BYTES];
-    char host[TDDP_LAUNCH_MACHINE_BYTES];
+    char host[TDDP_HOST_NAME_BYTES];
     struct tm local;
     if (localtime_r(&worker->ended.tv_sec, &local) &&
         strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local) > 0) {
         put_field(console, "time", text);
     }
-    put_field(console, "host", tddp_launch_machine(host));
+    put_field(console, "host", tddp_host_name(host));
     (void)snprintf(text, sizeof text, "%d (local_rank: %d)", worker->rank, worker->local_rank);
     put_field(console, "rank", text);
     put_ending(console, worker);
-    put_error(console, worker, scene->output && tddp_launch_output_folder(scene->output));
-    if (scene->output) {
-        put_logs(console, scene, worker);
+    put_error(console, worker, attempt->output && tddp_launch_output_folder(attempt->output));
+    if (attempt->output) {
+        put_logs(console, attempt, worker);
     }
 }
 
-void tddp_launch_report(const tddp_launch_scene *scene, tddp_launch_console *console)
+void tddp_launch_report(const tddp_launch_attempt *attempt, tddp_launch_console *console)
 {
     char text[128];
     char ending[TDDP_LAUNCH_ENDING_BYTES];
     int found = 0;
     const tddp_launch_worker **failures =
-        tddp_launch_failures(scene->workers, scene->count, &found);
+        tddp_launch_failures(attempt->workers, attempt->count, &found);
     if (failures && found > 0) {
-        tddp_launch_console_say(console, "%s FAILED: rank %d, %s", scene->program,
+        tddp_launch_console_say(console, "%s FAILED: rank %d, %s", attempt->program,
                                 failures[0]->rank, tddp_launch_ending(failures[0], ending));
         put(console, line);
         for (int i = 0; i < found; i++) {
             put(console, i == 0 ? "Root cause (first failure):" : "Failed too:");
-            put_worker(console, scene, failures[i]);
+            put_worker(console, attempt, failures[i]);
         }
-        int ended = tddp_launch_ended_by_us(scene->workers, scene->count);
+        int ended = tddp_launch_ended_by_us(attempt->workers, attempt->count);
         if (ended > 0) {
             (void)snprintf(text, sizeof text, "%d other worker%s then ended by torchrun.", ended,
                            ended == 1 ? " was" : "s were");

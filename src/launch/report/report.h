@@ -4,20 +4,21 @@
 #ifndef TDDP_LAUNCH_REPORT_H
 #define TDDP_LAUNCH_REPORT_H
 
+#include "base/host_name.h"
 #include "launch/output/console.h"
 #include "launch/output/output.h"
 #include "launch/workers/environment.h"
 #include "launch/workers/worker.h"
 
 /* An attempt whose workers have all ended; borrowed. */
-typedef struct tddp_launch_scene {
+typedef struct tddp_launch_attempt {
     const char *program;
     const tddp_launch_job *job;
     const tddp_launch_world *world;
     const tddp_launch_worker *workers;
     int count;
     const tddp_launch_output *output; /* knows the log files; NULL: there are none */
-} tddp_launch_scene;
+} tddp_launch_attempt;
 
 /* --- failures.c: who failed, and how --------------------------------------------------------- */
 
@@ -35,6 +36,9 @@ const tddp_launch_worker **tddp_launch_failures(const tddp_launch_worker *worker
 /* How many were ended by torchrun. */
 int tddp_launch_ended_by_us(const tddp_launch_worker *workers, int count);
 
+/* When it failed, in seconds since 1970: the time in its error file, else when its end was seen. */
+int64_t tddp_launch_failure_second(const tddp_launch_worker *worker);
+
 /* As PyTorch counts it: the exit status, or the negated number of the signal that killed it. */
 int tddp_launch_exit_code(const tddp_launch_worker *worker);
 
@@ -42,10 +46,6 @@ int tddp_launch_exit_code(const tddp_launch_worker *worker);
 enum { TDDP_LAUNCH_ENDING_BYTES = 80 };
 const char *tddp_launch_ending(const tddp_launch_worker *worker,
                                char text[TDDP_LAUNCH_ENDING_BYTES]);
-
-/* This machine's name, for people. */
-enum { TDDP_LAUNCH_MACHINE_BYTES = 256 };
-const char *tddp_launch_machine(char text[TDDP_LAUNCH_MACHINE_BYTES]);
 
 /* Why a worker's error is not known, or NULL if it is. */
 const char *tddp_launch_error_missing(const tddp_launch_worker *worker);
@@ -61,7 +61,7 @@ const char *tddp_launch_report_summary(const tddp_launch_worker *workers, int co
 /* --- report.c: for people -------------------------------------------------------------------- */
 
 /* Queues the report, root cause first, for standard error. Nothing if no worker failed. */
-void tddp_launch_report(const tddp_launch_scene *scene, tddp_launch_console *console);
+void tddp_launch_report(const tddp_launch_attempt *attempt, tddp_launch_console *console);
 
 /* The same for a failure on another node, whose tddp_launch_report_summary() is `text`. */
 void tddp_launch_report_elsewhere(const char *program, const char *text,

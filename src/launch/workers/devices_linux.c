@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/scan_file.h"
 #include "launch/workers/devices.h"
 
 enum { PATH_BYTES = 4096, UUID_BYTES = 64, ADDRESS_BYTES = 32, MOST_GPUS = 1024 };
@@ -49,17 +50,10 @@ static bool add_gpu(gpu_list *all, const gpu *one)
 static void read_information(const char *root, gpu *one)
 {
     char path[PATH_BYTES];
-    char line[256];
     (void)snprintf(path, sizeof path, "%s/proc/driver/nvidia/gpus/%s/information", root,
                    one->address);
-    FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof line, file)) {
-        (void)sscanf(line, "GPU UUID: %63s", one->uuid);
-        (void)sscanf(line, "Device Minor: %d", &one->minor);
-    }
-    if (file) {
-        fclose(file);
-    }
+    (void)tddp_scan_file(path, "GPU UUID: %63s", one->uuid);
+    (void)tddp_scan_file(path, "Device Minor: %d", &one->minor);
 }
 
 static tddp_status find_in_proc(const char *root, gpu_list *all)
@@ -183,13 +177,7 @@ static int node_of(const char *root, const gpu *one)
         address[i] = (char)tolower((unsigned char)one->address[i]);
     }
     (void)snprintf(path, sizeof path, "%s/sys/bus/pci/devices/%s/numa_node", root, address);
-    FILE *file = address[0] != '\0' ? fopen(path, "re") : NULL;
-    if (file) {
-        if (fscanf(file, "%d", &node) != 1) {
-            node = -1;
-        }
-        fclose(file);
-    }
+    (void)tddp_scan_file(address[0] != '\0' ? path : NULL, "%d", &node);
     return node;
 }
 

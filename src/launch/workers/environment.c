@@ -99,7 +99,7 @@ static void put_signals(block *made, const tddp_launch_options *options)
 static void put_device(block *made, const tddp_launch_job *job, int local_rank)
 {
     char name[TDDP_LAUNCH_DEVICE_BYTES];
-    if (tddp_launch_devices_name(&job->devices, getenv("CUDA_VISIBLE_DEVICES"), local_rank, name)) {
+    if (tddp_launch_devices_name(job->devices, getenv("CUDA_VISIBLE_DEVICES"), local_rank, name)) {
         put_text(made, "CUDA_VISIBLE_DEVICES", name);
     }
 }
@@ -186,31 +186,24 @@ static int at_least_one(int number)
     return number > 1 ? number : 1;
 }
 
-tddp_status tddp_launch_job_prepare(const tddp_launch_options *options, int local_size,
+tddp_status tddp_launch_job_prepare(const tddp_launch_options *options,
+                                    const tddp_launch_devices *devices, int local_size,
                                     tddp_launch_job *out)
 {
-    tddp_launch_job made = {
+    *out = (tddp_launch_job){
         .options = options,
+        .devices = devices,
         .threads = at_least_one(tddp_launch_cores() / local_size),
         .most_threads = INT_MAX,
     };
-    tddp_status status = tddp_launch_binding_plan(options, local_size, &made.binding);
-    if (made.binding.workers > 0) {
-        made.most_threads = at_least_one(tddp_core_limit() / local_size);
+    if (options->numa_binding == TDDP_LAUNCH_BINDING_NONE) {
+        return TDDP_OK;
     }
-    if (status == TDDP_OK && options->virtual_local_rank) {
-        status = tddp_launch_devices_find("", getenv("CUDA_VISIBLE_DEVICES"), &made.devices);
-    }
-    if (status != TDDP_OK) {
-        tddp_launch_job_free(&made);
-        return status;
-    }
-    *out = made;
-    return TDDP_OK;
+    out->most_threads = at_least_one(tddp_core_limit() / local_size);
+    return tddp_launch_binding_plan(options->numa_binding, devices, local_size, &out->binding);
 }
 
 void tddp_launch_job_free(tddp_launch_job *job)
 {
     tddp_launch_binding_free(&job->binding);
-    tddp_launch_devices_free(&job->devices);
 }

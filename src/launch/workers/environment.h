@@ -9,23 +9,7 @@
 #include "launch/command/options.h"
 #include "launch/workers/binding.h"
 #include "launch/workers/devices.h"
-
-/* This node's place in the job, once all nodes are known. */
-typedef struct tddp_launch_world {
-    int node_rank;
-    int nodes;
-    int base_rank; /* rank of this node's first worker */
-    int size;
-    int local_size;
-    int role_base_rank;
-    int role_size;
-    int round;   /* 0 for the first start, one more with each later one */
-    int restart; /* failures so far */
-    int max_restarts;
-    int master_port;
-    int64_t generation; /* grows with each round and each coordinator, also over restarts of both */
-    char master_addr[TDDP_LAUNCH_HOST_BYTES];
-} tddp_launch_world;
+#include "launch/world.h"
 
 /* What is the same for all workers beside the world. */
 typedef struct tddp_launch_job {
@@ -35,12 +19,13 @@ typedef struct tddp_launch_job {
     int threads;                        /* a worker's share of the cores; at least 1 */
     int most_threads;                   /* what limits of CPU time leave to each, however bound */
     tddp_launch_binding binding;
-    tddp_launch_devices devices; /* looked for with --virtual-local-rank only */
+    const tddp_launch_devices *devices; /* borrowed; tddp_launch_count_processes() found them */
 } tddp_launch_job;
 
 /* Looks at the machine for `local_size` workers. Errors: TDDP_INVALID_ARGUMENT (a binding that is
- * not possible), TDDP_OUT_OF_MEMORY. */
+ * not possible), TDDP_UNAVAILABLE (hwloc), TDDP_OUT_OF_MEMORY. */
 TDDP_NODISCARD tddp_status tddp_launch_job_prepare(const tddp_launch_options *options,
+                                                   const tddp_launch_devices *devices,
                                                    int local_size, tddp_launch_job *out);
 void tddp_launch_job_free(tddp_launch_job *job);
 

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/scan_file.h"
 #include "launch/workers/processes.h"
 
 #ifndef CLOSE_RANGE_CLOEXEC
@@ -194,15 +195,9 @@ static void mark_ours(process_list *all, const tddp_launch_unrelated *unrelated)
 static bool ignores(pid_t pid, int number)
 {
     char path[64];
-    char line[256];
     unsigned long long mask = 0;
     (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof line, file) && sscanf(line, "SigIgn: %llx", &mask) != 1) {
-    }
-    if (file) {
-        fclose(file);
-    }
+    (void)tddp_scan_file(path, "SigIgn: %llx", &mask);
     return mask >> (number - 1) & 1;
 }
 

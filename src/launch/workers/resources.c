@@ -62,7 +62,8 @@ static tddp_status count(const tddp_launch_options *options, const tddp_launch_d
 static bool depends_on_gpus(const tddp_launch_options *options)
 {
     return options->processes.kind == TDDP_LAUNCH_PROCESSES_GPU ||
-           options->processes.kind == TDDP_LAUNCH_PROCESSES_AUTO || options->virtual_local_rank;
+           options->processes.kind == TDDP_LAUNCH_PROCESSES_AUTO || options->virtual_local_rank ||
+           options->numa_binding != TDDP_LAUNCH_BINDING_NONE;
 }
 
 /* --virtual-local-rank needs a GPU for each worker, unless there is none at all. */
@@ -80,22 +81,18 @@ static tddp_status check_virtual(const tddp_launch_devices *devices, const char 
                      visible ? visible : "", visible ? "\"" : "");
 }
 
-tddp_status tddp_launch_count_processes(const tddp_launch_options *options, int *out)
+tddp_status tddp_launch_count_processes(const tddp_launch_options *options,
+                                        tddp_launch_devices *devices, int *out)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    tddp_launch_devices devices = {0};
-    int workers = 0;
+    *devices = (tddp_launch_devices){0};
     tddp_status status =
-        depends_on_gpus(options) ? tddp_launch_devices_find("", visible, &devices) : TDDP_OK;
+        depends_on_gpus(options) ? tddp_launch_devices_find("", visible, devices) : TDDP_OK;
     if (status == TDDP_OK) {
-        status = count(options, &devices, visible, &workers);
+        status = count(options, devices, visible, out);
     }
     if (status == TDDP_OK && options->virtual_local_rank) {
-        status = check_virtual(&devices, visible, workers);
-    }
-    tddp_launch_devices_free(&devices);
-    if (status == TDDP_OK) {
-        *out = workers;
+        status = check_virtual(devices, visible, *out);
     }
     return status;
 }

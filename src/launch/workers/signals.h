@@ -14,7 +14,10 @@
 
 #include <tddp/status.h>
 
-enum { TDDP_LAUNCH_SIGNAL_COUNT = 65 }; /* Linux's highest number is 64 */
+enum {
+    TDDP_LAUNCH_SIGNAL_COUNT = 65,    /* Linux's highest number is 64 */
+    TDDP_LAUNCH_EXIT_BY_SIGNAL = 128, /* the exit status after signal N is this + N */
+};
 
 typedef struct tddp_launch_signals {
     int fd;          /* readable when a signal waits; -1: not open */

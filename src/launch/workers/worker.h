@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "launch/output/output.h"
-#include "launch/report/error_file.h"
+#include "launch/workers/error_file.h"
 #include "launch/workers/binding.h"
 #include "launch/workers/signals.h"
 

@@ -4,49 +4,39 @@
 #include "check.h"
 #include "check/check.h"
 
-enum { RANKS = 4, LINKS = RANKS * (RANKS - 1) };
+enum { RANKS = 4, LINKS = RANKS * RANKS };
 
-static const char *const hosts[RANKS] = {"a", "a", "b", "b"};
+static tddp_peer peers[RANKS] = {
+    {"a", "1", 0, 0}, {"a", "1", 0, 1}, {"b", "2", 0, 2}, {"b", "2", 0, 3}};
 
 /* All links of four ranks on two hosts: 8 GB/s on a host, 1 GB/s between them. */
 static void make_links(tddp_check_link links[LINKS])
 {
-    int count = 0;
     for (int from = 0; from < RANKS; from++) {
         for (int to = 0; to < RANKS; to++) {
-            if (from != to) {
-                bool between = from / 2 != to / 2;
-                links[count++] = (tddp_check_link){from, to, between, between ? 1e9 : 8e9,
-                                                   between ? 5e-5 : 1e-5};
-            }
+            bool between = from / 2 != to / 2;
+            links[from * RANKS + to] =
+                (tddp_check_link){between ? 1e9 : 8e9, between ? 5e-5 : 1e-5};
         }
+        links[from * RANKS + from] = (tddp_check_link){0}; /* no link: not looked at */
     }
 }
 
 static tddp_check_link *find(tddp_check_link links[LINKS], int from, int to)
 {
-    for (int i = 0; i < LINKS; i++) {
-        if (links[i].from == from && links[i].to == to) {
-            return &links[i];
-        }
-    }
-    abort();
+    return &links[from * RANKS + to];
 }
 
-static tddp_check_results judge(const tddp_check_link links[LINKS])
+static tddp_check_results classify(tddp_check_link links[LINKS])
 {
     tddp_check_results results = {.world_size = RANKS,
-                                  .hosts = 2,
-                                  .host_of = hosts,
+                                  .peers = peers,
                                   .links = links,
-                                  .link_count = LINKS,
                                   .memory = {.median = 3e7, .most = 4e7, .rank = 2},
-                                  .times = {.store = {.median = 4.2e-5, .most = 1e-4, .rank = 3},
-                                            .barrier = 3e-4,
-                                            .sizes = {4 << 10, 1 << 20, 16 << 20},
-                                            .all_reduce = {2e-4, 1e-3, 0}}};
-    CHECK_OK(tddp_check_judge(links, LINKS, false, &results.local));
-    CHECK_OK(tddp_check_judge(links, LINKS, true, &results.remote));
+                                  .store = {.median = 4.2e-5, .most = 1e-4, .rank = 3},
+                                  .barrier = 3e-4,
+                                  .all_reduce = {2e-4, 1e-3, 0}};
+    tddp_check_classify(&results);
     return results;
 }
 
@@ -57,9 +47,9 @@ TEST(medians)
     CHECK_DOUBLE(tddp_check_median(values, 4), 2.5, 0);
     CHECK_DOUBLE(tddp_check_median(values, 0), 0, 0);
     double times[] = {9, 1, 4, 3, 9, 9, 9, 2};
-    CHECK_DOUBLE(tddp_check_quick(times, 8), 3, 0);
-    CHECK_DOUBLE(tddp_check_quick(times, 1), 1, 0);
-    CHECK_DOUBLE(tddp_check_quick(times, 0), 0, 0);
+    CHECK_DOUBLE(tddp_check_lower_quartile(times, 8), 3, 0);
+    CHECK_DOUBLE(tddp_check_lower_quartile(times, 1), 1, 0);
+    CHECK_DOUBLE(tddp_check_lower_quartile(times, 0), 0, 0);
 }
 
 TEST(equal_links_are_good_though_hosts_are_further_apart)
@@ -67,11 +57,11 @@ TEST(equal_links_are_good_though_hosts_are_further_apart)
     tddp_check_link links[LINKS];
     char text[512];
     make_links(links);
-    tddp_check_results results = judge(links);
-    CHECK_INT(results.local.count, 4);
-    CHECK_INT(results.remote.count, 8);
-    CHECK_DOUBLE(results.local.median, 8e9, 1);
-    CHECK_DOUBLE(results.remote.latency, 5e-5, 1e-9);
+    tddp_check_results results = classify(links);
+    CHECK_INT(results.kinds[0].count, 4);
+    CHECK_INT(results.kinds[1].count, 8);
+    CHECK_DOUBLE(results.kinds[0].median, 8e9, 1);
+    CHECK_DOUBLE(results.kinds[1].latency, 5e-5, 1e-9);
     CHECK(tddp_check_verdict(&results, text, sizeof text));
     CHECK_TEXT(text, "verdict: good, no link is slow");
 }
@@ -82,15 +72,15 @@ TEST(a_slow_link_is_named_with_its_hosts)
     char text[512];
     make_links(links);
     find(links, 1, 2)->bytes_per_second = 1e8;
-    tddp_check_results results = judge(links);
-    CHECK_INT(results.remote.slow, 1);
+    tddp_check_results results = classify(links);
+    CHECK_INT(results.kinds[1].slow, 1);
     CHECK(!tddp_check_verdict(&results, text, sizeof text));
     CHECK_TEXT(text,
                "verdict: 1 slow link; the slowest is rank 1 (a) to rank 2 (b): 100 MB/s, 10.0 "
                "times slower than the median between hosts (1.00 GB/s)");
     /* The worse of two kinds is named. */
     find(links, 3, 2)->bytes_per_second = 4e8;
-    results = judge(links);
+    results = classify(links);
     CHECK(!tddp_check_verdict(&results, text, sizeof text));
     CHECK_TEXT(text,
                "verdict: 2 slow links; the slowest is rank 3 (b) to rank 2 (b): 400 MB/s, 20.0 "
@@ -103,21 +93,23 @@ TEST(half_the_median_is_not_slow)
     char text[512];
     make_links(links);
     find(links, 0, 3)->bytes_per_second = 5e8;
-    tddp_check_results results = judge(links);
+    tddp_check_results results = classify(links);
     CHECK(tddp_check_verdict(&results, text, sizeof text));
     find(links, 0, 3)->bytes_per_second = 4.99e8;
-    results = judge(links);
+    results = classify(links);
     CHECK(!tddp_check_verdict(&results, text, sizeof text));
 }
 
 TEST(no_links_at_all)
 {
-    tddp_check_kind kind;
     char text[512];
-    CHECK_OK(tddp_check_judge(NULL, 0, true, &kind));
-    CHECK_INT(kind.count, 0);
-    CHECK_INT(kind.slowest, -1);
-    tddp_check_results results = {.world_size = 1, .hosts = 1, .host_of = hosts};
+    tddp_check_link none = {0};
+    tddp_check_results results = {.world_size = 1, .peers = peers, .links = &none};
+    tddp_check_classify(&results);
+    for (int kind = 0; kind < 2; kind++) {
+        CHECK_INT(results.kinds[kind].count, 0);
+        CHECK_INT(results.kinds[kind].from, -1);
+    }
     CHECK(tddp_check_verdict(&results, text, sizeof text));
     CHECK_TEXT(text, "verdict: good; one rank has no links to measure");
 }
@@ -125,15 +117,24 @@ TEST(no_links_at_all)
 TEST(figures_are_short)
 {
     char text[TDDP_CHECK_TEXT_BYTES];
-    CHECK_TEXT(tddp_check_speed(0, text), "0.00 B/s");
-    CHECK_TEXT(tddp_check_speed(1234567, text), "1.23 MB/s");
-    CHECK_TEXT(tddp_check_speed(12.3e9, text), "12.3 GB/s");
-    CHECK_TEXT(tddp_check_speed(999.9e6, text), "1.00 GB/s");
-    CHECK_TEXT(tddp_check_bytes(999, text), "999 B");
-    CHECK_TEXT(tddp_check_bytes(1 << 20, text), "1.00 MiB");
-    CHECK_TEXT(tddp_check_duration(4.2e-6, text), "4.20 us");
-    CHECK_TEXT(tddp_check_duration(0.0123, text), "12.3 ms");
-    CHECK_TEXT(tddp_check_duration(2, text), "2.00 s");
+    CHECK_TEXT(tddp_check_text(TDDP_CHECK_SPEED, 0, text), "0.00 B/s");
+    CHECK_TEXT(tddp_check_text(TDDP_CHECK_SPEED, 1234567, text), "1.23 MB/s");
+    CHECK_TEXT(tddp_check_text(TDDP_CHECK_SPEED, 12.3e9, text), "12.3 GB/s");
+    CHECK_TEXT(tddp_check_text(TDDP_CHECK_SPEED, 999.9e6, text), "1.00 GB/s");
+    CHECK_TEXT(tddp_check_text(TDDP_CHECK_SPEED, 1e18, text), "1000000 TB/s");
+    CHECK_TEXT(tddp_check_text(TDDP_CHECK_BYTES, 999, text), "999 B");
+    CHECK_TEXT(tddp_check_text(TDDP_CHECK_BYTES, 1 << 20, text), "1.00 MiB");
+    CHECK_TEXT(tddp_check_text(TDDP_CHECK_SECONDS, 4.2e-6, text), "4.20 us");
+    CHECK_TEXT(tddp_check_text(TDDP_CHECK_SECONDS, 0.0123, text), "12.3 ms");
+    CHECK_TEXT(tddp_check_text(TDDP_CHECK_SECONDS, 2, text), "2.00 s");
+    CHECK_TEXT(tddp_check_text(TDDP_CHECK_SECONDS, 3600, text), "3600 s");
+}
+
+TEST(values_within_bounds)
+{
+    CHECK_DOUBLE(tddp_check_clamp(2, 1, 3), 2, 0);
+    CHECK_DOUBLE(tddp_check_clamp(0, 1, 3), 1, 0);
+    CHECK_DOUBLE(tddp_check_clamp(1 / 0.0, 1, 3), 3, 0);
 }
 
 TEST(the_table_marks_what_is_slow)
@@ -143,7 +144,7 @@ TEST(the_table_marks_what_is_slow)
     size_t size;
     make_links(links);
     find(links, 1, 2)->bytes_per_second = 1e8;
-    tddp_check_results results = judge(links);
+    tddp_check_results results = classify(links);
     FILE *stream = open_memstream(&text, &size);
     CHECK(stream != NULL);
     tddp_check_print(stream, &results);
@@ -164,7 +165,7 @@ TEST(each_rank_meets_every_other_once)
     for (int size = 2; size <= 9; size++) {
         for (int one = 0; one < size; one++) {
             int met = 0;
-            for (int round = 0; round < tddp_check_rounds(size); round++) {
+            for (int round = 0; round < size; round++) {
                 int partner = tddp_check_partner(one, round, size);
                 if (partner < 0) {
                     continue;

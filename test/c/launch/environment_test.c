@@ -130,35 +130,38 @@ static void check_device(tddp_launch_job *job, const char *visible, int local_ra
 TEST(a_gpu_each)
 {
     char *root = machine_make();
+    tddp_launch_devices devices = {0};
     options.virtual_local_rank = true;
     tddp_launch_job job = job_with(1);
+    job.devices = &devices;
     check_device(&job, NULL, 2, "2"); /* no GPU at all: as PyTorch does it */
     check_device(&job, "4, 6,7", 1, "6");
     check_device(&job, "", 1, "");
     for (int i = 0; i < 4; i++) {
         machine_gpu(root, i);
     }
-    CHECK_OK(tddp_launch_devices_find(root, NULL, &job.devices));
+    CHECK_OK(tddp_launch_devices_find(root, NULL, &devices));
     check_device(&job, NULL, 3, "3");
-    tddp_launch_devices_free(&job.devices);
-    CHECK_OK(tddp_launch_devices_find(root, "3,1", &job.devices));
+    tddp_launch_devices_free(&devices);
+    CHECK_OK(tddp_launch_devices_find(root, "3,1", &devices));
     check_device(&job, "3,1", 1, "1");
     char name[TDDP_LAUNCH_DEVICE_BYTES];
-    CHECK(!tddp_launch_devices_name(&job.devices, "3,1", 2, name));
-    tddp_launch_devices_free(&job.devices);
-    CHECK(!tddp_launch_devices_name(&job.devices, "3,1", 2, name)); /* without GPUs too */
-    CHECK(tddp_launch_devices_name(&job.devices, "3,1", 1, name));
+    CHECK(!tddp_launch_devices_name(&devices, "3,1", 2, name));
+    tddp_launch_devices_free(&devices);
+    CHECK(!tddp_launch_devices_name(&devices, "3,1", 2, name)); /* without GPUs too */
+    CHECK(tddp_launch_devices_name(&devices, "3,1", 1, name));
     machine_remove(root);
 }
 
 TEST(a_job_is_prepared)
 {
+    const tddp_launch_devices none = {0};
     tddp_launch_job job;
-    CHECK_OK(tddp_launch_job_prepare(&options, 1, &job));
+    CHECK_OK(tddp_launch_job_prepare(&options, &none, 1, &job));
     CHECK_INT(job.threads, tddp_launch_cores());
     CHECK_INT(job.binding.workers, 0);
     tddp_launch_job_free(&job);
-    CHECK_OK(tddp_launch_job_prepare(&options, 4000, &job));
+    CHECK_OK(tddp_launch_job_prepare(&options, &none, 4000, &job));
     CHECK_INT(job.threads, 1);
     tddp_launch_job_free(&job);
 }

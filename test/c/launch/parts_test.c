@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "launch/report/error_file.h"
+#include "launch/workers/error_file.h"
 #include "launch/command/program.h"
 #include "launch/report/report.h"
 

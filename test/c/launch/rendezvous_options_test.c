@@ -1,3 +1,4 @@
+#include "machine.h"
 #include "options_play.h"
 
 TEST(several_nodes_need_a_place_to_meet)
@@ -88,7 +89,8 @@ TEST(etcd)
     CHECK_TEXT(got.conf.etcd.password, "p=w");
     CHECK_OK(parse("--rdzv-backend=etcd --rdzv-conf=protocol=http x"));
     CHECK(!got.conf.etcd.https);
-    refused("--rdzv-backend=etcd --rdzv-conf=protocol=ftp x", "expected http or https");
+    refused("--rdzv-backend=etcd --rdzv-conf=protocol=ftp x",
+            "--rdzv-conf: protocol: expected http|https");
     refused("--rdzv-conf=cert=/c.pem x", "--rdzv-conf: cert needs --rdzv-backend=etcd");
     refused("--rdzv-backend=etcd-v2 x", "etcd-v2: etcd has no API of version 2 any more; expected "
                                         "etcd, which uses version 3");
@@ -122,12 +124,14 @@ TEST(rdzv_conf)
     CHECK_INT(got.conf.report_interval, 10);
     CHECK_INT(got.conf.is_host, -1);
     refused("--rdzv-conf=join_timeout a", "KEY=VALUE");
-    refused("--rdzv-conf=speed=3 a", "--rdzv-conf: unknown key speed; expected join_timeout, ");
-    refused("--rdzv-conf=join_timeout=0 a", "join_timeout=0: expected a number from 1 to 86400");
+    refused("--rdzv-conf=speed=3 a",
+            "--rdzv-conf: unknown key speed; expected one of join_timeout, ");
+    refused("--rdzv-conf=join_timeout=0 a",
+            "--rdzv-conf: join_timeout: expected a number from 1 to 86400");
     refused("--rdzv-conf=keep_alive_interval=600,keep_alive_max_attempt=600 a",
             "keep_alive_interval=600 times keep_alive_max_attempt=600 is 360000 s");
-    refused("--rdzv-conf=is_host=maybe a", "is_host=maybe: expected 0 or 1");
-    refused("--rdzv-conf=store_type=file a", "store_type=file: expected tcp");
+    refused("--rdzv-conf=is_host=maybe a", "--rdzv-conf: is_host: expected 0|1");
+    refused("--rdzv-conf=store_type=file a", "--rdzv-conf: store_type: expected tcp");
 }
 
 /* Neither by what is printed nor by ps. */
@@ -164,6 +168,45 @@ TEST(a_password_is_not_shown)
     }
     refused("--rdzv-endpoint=u:s3cret@h:2379 a", "--rdzv-endpoint: there is an @ in it");
     CHECK(!strstr(tddp_error_message(), "s3cret"));
+}
+
+/* A value is not shown whatever its key: it may stand under the wrong one. */
+TEST(a_malformed_value_is_not_shown)
+{
+    static const char *const keys[] = {"join_timeout", "is_host", "use_libuv", "store_type",
+                                       "protocol",     "cacert",  "username",  "password_file"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        char line[128];
+        (void)snprintf(line, sizeof line, "--rdzv-conf=%s=s3cret= a", keys[i]);
+        refused(line, keys[i]);
+        CHECK(!strstr(tddp_error_message(), "s3cret"));
+    }
+}
+
+TEST(a_password_in_a_file)
+{
+    char *root = machine_make();
+    char line[256];
+    char expected[300];
+    machine_file(root, "open sesame, =\nanother line\n", "password");
+    machine_file(root, "\n", "empty");
+    (void)snprintf(line, sizeof line,
+                   "--rdzv-backend=etcd --rdzv-conf=username=u,password_file=%s/password x", root);
+    CHECK_OK(parse(line));
+    CHECK_TEXT(got.conf.etcd.password, "open sesame, =");
+    (void)snprintf(line, sizeof line, "--rdzv-conf=password_file=%s/password x", root);
+    refused(line, "--rdzv-conf: password_file needs --rdzv-backend=etcd");
+    memset(expected, 'x', 260);
+    expected[260] = '\0';
+    machine_file(root, expected, "long");
+    static const char *const wrong[] = {"empty", "long", "absent"};
+    for (int i = 0; i < 3; i++) {
+        (void)snprintf(line, sizeof line, "--rdzv-backend=etcd --rdzv-conf=password_file=%s/%s x",
+                       root, wrong[i]);
+        refused(line,
+                "--rdzv-conf: password_file: expected a file whose first line has 1 to 255 bytes");
+    }
+    machine_remove(root);
 }
 
 TEST(a_password_does_not_stay_in_the_command_line)

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "launch/report/error_file.h"
+#include "launch/workers/error_file.h"
 #include "launch/report/json.h"
 #include "launch/report/report.h"
 

@@ -12,7 +12,10 @@ TEST(cores_are_at_least_one_and_at_most_the_machines)
 static tddp_status count(tddp_launch_processes kind, bool each_its_own, int *out)
 {
     tddp_launch_options options = {.processes = {kind, 3}, .virtual_local_rank = each_its_own};
-    return tddp_launch_count_processes(&options, out);
+    tddp_launch_devices devices;
+    tddp_status status = tddp_launch_count_processes(&options, &devices, out);
+    tddp_launch_devices_free(&devices);
+    return status;
 }
 
 TEST(processes_are_counted)

@@ -12,7 +12,7 @@
 
 #include "base/base.h"
 #include "base/json_read.h"
-#include "launch/report/error_file.h"
+#include "launch/workers/error_file.h"
 
 enum { MOST_BYTES = 1 << 20 };
 
