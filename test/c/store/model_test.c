@@ -62,11 +62,6 @@ static bool same_bytes(run *r, tddp_blob *got, tddp_slice expected)
     return same;
 }
 
-static tddp_slice value_in(const item *it)
-{
-    return it ? (tddp_slice){it->value.data, it->value.size} : (tddp_slice){"", 0};
-}
-
 /* The keys of an operation as the model has them, and as the client names them. */
 typedef struct names {
     char full[LIST][64];
