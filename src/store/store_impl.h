@@ -128,7 +128,8 @@ typedef struct tddp_waiter {
 } tddp_waiter;
 
 /* With the mutex, which is released meanwhile: waits at the end of the list, which the mutex
- * guards, until it is woken or the call's time is up. Whoever wakes it may have removed it. */
+ * guards, until it is woken or the call's time is up. The thread that wakes it may have removed it.
+ */
 TDDP_NODISCARD tddp_status tddp_waiter_wait(tddp_waiter *self, tddp_waiter **list,
                                             pthread_mutex_t *mutex, const tddp_store_call *call);
 

@@ -81,7 +81,7 @@ struct tddp_server_client {
     size_t missing;       /* keys that the pending wait still lacks */
     size_t waiting_bytes; /* what its keys take */
     bool watching;        /* what begins with the prefix */
-    bool changed;         /* something of it, since the client was told */
+    bool changed;         /* something of it, since the client was notified */
     bool watch_waits;     /* a request is to be answered once something has changed */
     tddp_bytes prefix;
     LIST_HEAD(, tddp_server_ephemeral) ephemerals;
@@ -305,7 +305,7 @@ void tddp_server_wait_cancel(tddp_server_client *client);
 /* --- watches.c ------------------------------------------------------------------------------- */
 
 /* Answers a client with what begins with the prefix, now or once something of it has changed since
- * it was told last. */
+ * it was notified last. */
 TDDP_NODISCARD tddp_status tddp_server_watch(tddp_store_server *server, tddp_server_client *client,
                                              tddp_slice prefix, bool at_once);
 

@@ -1,7 +1,7 @@
 /*
  * Which clients watch a prefix: one each, and whether something that begins with it has changed
- * since the client was told. Server thread only. A change only leaves a mark; what has changed is
- * sent once the round's requests are executed, so that several changes make one answer, and what
+ * since the client was notified. Server thread only. A change only leaves a mark; what has changed
+ * is sent once the round's requests are executed, so that several changes make one answer, and what
  * nobody watches costs nothing. Invariant: a client is in the server's list exactly while it
  * watches.
  */

@@ -1,69 +1,14 @@
 /*
- * Keys that go with their connection, and watches of a prefix: how they end, who is told, what a
- * server that was stopped makes of its clients. model_test.c has random sequences of them.
+ * Keys that go with their connection: when they go, and what a server that was stopped makes of its
+ * clients. model_test.c has random sequences of them.
  */
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 
-#include "kinds.h"
-#include "store/server/server.h"
+#include "bench.h"
+#include "ephemeral.h"
 
-enum { READY, OVER, WATCHES, COMES }; /* events */
-
-static void own(tddp_store *store, const char *key, const char *value, int64_t limit_ms)
-{
-    int set = -1;
-    CHECK_OK(
-        tddp_store_set_ephemeral(store, text(key), text(value), limit_ms, 0, NULL, &set, NULL));
-    CHECK_INT(set, 1);
-}
-
-/* Whether this caller has the key now, which has the value `expected` then. */
-static bool wins(tddp_store *store, const char *key, const char *value, const char *expected)
-{
-    int set = -1;
-    tddp_blob now = {0};
-    CHECK_OK(tddp_store_set_ephemeral(store, text(key), text(value), 0, 1, NULL, &set, &now));
-    CHECK_TEXT(now.data, expected);
-    tddp_blob_free(&now);
-    return set;
-}
-
-/* "key=value" of all keys that a watch returns, in the order of the alphabet. */
-static const char *seen(tddp_store *store, const char *prefix)
-{
-    static char all[512];
-    tddp_store_entries got;
-    CHECK_OK(tddp_store_watch(store, text(prefix), NULL, &got));
-    CHECK_INT(got.keys.count, got.values.count);
-    const char *last = "";
-    all[0] = '\0';
-    for (size_t i = 0; i < got.keys.count; i++) {
-        size_t next = got.keys.count;
-        for (size_t j = 0; j < got.keys.count; j++) {
-            const char *key = got.keys.blobs[j].data;
-            if (strcmp(key, last) > 0 &&
-                (next == got.keys.count || strcmp(key, got.keys.blobs[next].data) < 0)) {
-                next = j;
-            }
-        }
-        last = got.keys.blobs[next].data;
-        size_t used = strlen(all);
-        snprintf(all + used, sizeof all - used, "%s%s=%s", i ? " " : "", last,
-                 got.values.blobs[next].data);
-    }
-    tddp_store_entries_free(&got);
-    CHECK(!got.keys.blobs && got.values.count == 0);
-    return all;
-}
-
-static void check_quiet(tddp_store *store, const char *prefix)
-{
-    tddp_store_entries got;
-    tddp_wait soon = within_ms(20);
-    CHECK_STATUS(tddp_store_watch(store, text(prefix), &soon, &got), TDDP_TIMEOUT);
-}
+enum { READY, OVER, COMES }; /* events */
 
 /* --- whose a key is -------------------------------------------------------------------------- */
 
@@ -190,44 +135,6 @@ MULTI_TEST(the_key_of_a_process_that_is_killed_goes_at_once, 2, 60)
 
 /* --- limits, with time that is set here rather than waited for ------------------------------- */
 
-/* A server without a thread and its one client, whose other end is `ours`. */
-typedef struct bench {
-    tddp_store_server server;
-    tddp_server_client *client;
-    atomic_int slot;
-    int ours;
-} bench;
-
-static bench *bench_open(void)
-{
-    bench *b = calloc(1, sizeof *b);
-    tddp_store_server_opts opts = loopback_opts();
-    int ends[2];
-    CHECK(b);
-    CHECK_OK(tddp_server_configure(&b->server, &opts));
-    CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
-    b->client = calloc(1, sizeof *b->client);
-    CHECK(b->client);
-    b->server.epoll_fd = -1;
-    LIST_INSERT_HEAD(&b->server.clients, b->client, of_all);
-    b->server.client_count = b->server.pending_count = 1;
-    b->slot = ends[0] + 1;
-    b->client->slot = &b->slot;
-    b->client->fd = ends[0];
-    b->client->events = 1; /* EPOLLIN: it is read from */
-    b->ours = ends[1];
-    tddp_server_late(&b->server, b->client);
-    return b;
-}
-
-static void bench_take(bench *b, const char *hex)
-{
-    char bytes[4096];
-    tddp_server_client_take(&b->server, b->client, bytes, from_hex(hex, bytes));
-    tddp_server_flush_unsent(&b->server);
-    b->client->events = 1;
-}
-
 /* Nothing has come for so long, and the server looks `late_ms` after it wanted to. */
 static void bench_look(bench *b, int64_t silent_ms, int64_t late_ms)
 {
@@ -235,18 +142,6 @@ static void bench_look(bench *b, int64_t silent_ms, int64_t late_ms)
     b->client->received_ns = now - silent_ms * TDDP_NS_PER_MS;
     b->server.expire_ns = now - late_ms * TDDP_NS_PER_MS;
     tddp_server_expire(&b->server);
-}
-
-static void bench_close(bench *b)
-{
-    tddp_server_client_drop(&b->server, b->client, NULL);
-    CHECK_INT(b->server.values.count, 0);
-    CHECK_INT(b->server.values.bytes, 0);
-    tddp_server_clients_reap(&b->server);
-    tddp_server_clear(&b->server);
-    CHECK_INT(b->server.in_bytes, 0);
-    close(b->ours);
-    free(b);
 }
 
 #define EPHEMERAL_K "f2 [2]2f6b [1]76 "
@@ -303,215 +198,6 @@ TEST(a_byte_of_a_request_is_a_sign_of_life_and_so_is_what_is_not_read)
     bench_close(b);
 }
 
-/* What a client may be sent, and what it may store. */
-TEST(limits_of_clients_hold)
-{
-    tddp_store_server_opts opts = loopback_opts();
-    opts.max_request_bytes = 1000;
-    opts.max_total_bytes = 5000;
-    tddp_store_server *server = start(&opts);
-    int port_used = tddp_store_server_port(server);
-    tddp_store *good = client_of(port_used);
-    char kilobyte[901];
-    memset(kilobyte, 'x', 900);
-    kilobyte[900] = '\0';
-    int watcher = greet(port_used);
-    raw_send(watcher, "f3 [2]2f62 00");
-    CHECK_RAW(watcher, "00 [0]");
-    raw_send(watcher, "f3 [2]2f62 00"); /* waits */
-    CHECK_SILENT(watcher);
-    for (int i = 0; i < 3; i++) {
-        char key[16];
-        snprintf(key, sizeof key, "a%d", i);
-        CHECK_OK(tddp_store_set(good, text(key), text(kilobyte), NULL));
-    }
-    int greedy = greet(port_used);
-    raw_send(greedy, "f3 [2]2f61 00");
-    CHECK_HUNG_UP(greedy);
-    CHECK_LOG("more than 2000 bytes of answers wait for it (TDDP_STORE_MAX_REQUEST_BYTES)");
-    tddp_net_close(greedy);
-    int lavish = greet(port_used);
-    char all[4096] = "";
-    for (int i = 0; i < 40; i++) { /* each takes more than its bytes */
-        size_t used = strlen(all);
-        snprintf(all + used, sizeof all - used, "f2 [3]2f63%02x [1]31 [0] 00", i);
-    }
-    raw_send(lavish, all);
-    CHECK_LOG("of at most 5000 are stored already (TDDP_STORE_MAX_TOTAL_BYTES)");
-    tddp_net_close(lavish);
-    CHECK_TEXT(seen(good, "c"), ""); /* they went with their client */
-    own(good, "b", "1", 0);
-    CHECK_RAW(watcher, "00 [1] [2]2f62 [1]31");
-    tddp_net_close(watcher);
-    tddp_store_release(good);
-    tddp_store_server_stop(server);
-}
-
-static void skip_bytes(int fd, size_t size)
-{
-    char bytes[512];
-    size_t done = 0;
-    CHECK(size <= sizeof bytes);
-    CHECK_OK(tddp_net_recv(fd, bytes, size, &done, tddp_deadline_after_ms(10000), -1));
-}
-
-TEST(a_watcher_whose_answer_would_be_too_long_is_dropped_with_its_keys)
-{
-    tddp_store_server_opts opts = loopback_opts();
-    opts.max_request_bytes = 200;
-    tddp_store_server *server = start(&opts);
-    tddp_store *good = client_of(tddp_store_server_port(server));
-    int watcher = greet(tddp_store_server_port(server));
-    char value[151];
-    memset(value, 'x', 150);
-    value[150] = '\0';
-    raw_send(watcher, "f2 [2]2f6d [1]31 [0] 00 f3 [2]2f61 00");
-    CHECK_RAW(watcher, "01 [1]31 00 [0]");
-    CHECK_TEXT(seen(good, "m"), "m=1");
-    static const char *const keys[] = {"a1", "a2", "a3"};
-    for (size_t i = 0; i < 3; i++) {
-        raw_send(watcher, "f3 [2]2f61 00"); /* waits, and is answered by what comes now */
-        CHECK_SILENT(watcher);
-        CHECK_OK(tddp_store_set(good, text(keys[i]), text(value), NULL));
-        if (i < 2) {
-            skip_bytes(watcher, 1 + 8 + (i + 1) * (8 + 3 + 8 + 150));
-        }
-    }
-    CHECK_HUNG_UP(watcher);
-    CHECK_LOG("more than 400 bytes of answers wait for it");
-    CHECK_TEXT(seen(good, "m"), "");
-    tddp_net_close(watcher);
-    tddp_store_release(good);
-    tddp_store_server_stop(server);
-}
-
-/* --- watches --------------------------------------------------------------------------------- */
-
-TEST(a_watch_returns_at_once_and_then_when_something_has_changed)
-{
-    tddp_store_server *server = loopback_server();
-    tddp_store *other = client_of(tddp_store_server_port(server));
-    tddp_store *store = client_of(tddp_store_server_port(server));
-    tddp_slice keys[] = {text("p/a"), text("p/b")};
-    tddp_slice values[] = {text("1"), text("2")};
-    int64_t sum;
-    int deleted;
-    CHECK_OK(tddp_store_multi_set(other, keys, values, 2, NULL));
-    CHECK_OK(tddp_store_add(other, text("q"), 1, NULL, &sum));
-    CHECK_TEXT(seen(store, "p/"), "p/a=1 p/b=2");
-    check_quiet(store, "p/");
-    CHECK_OK(tddp_store_set(other, text("p/a"), text("1"), NULL)); /* as it is */
-    own(other, "p/b", "2", 60000);                                 /* only renewed */
-    CHECK_OK(tddp_store_append(other, text("p/b"), text(""), NULL));
-    CHECK_OK(tddp_store_add(other, text("q"), 1, NULL, &sum)); /* another prefix */
-    check_quiet(store, "p/");
-    CHECK_OK(tddp_store_num_keys(store, NULL, &sum)); /* ends the request that is under way */
-    CHECK_OK(tddp_store_set(other, text("p/a"), text("3"), NULL));
-    CHECK_OK(tddp_store_set(other, text("p/a"), text("1"), NULL));
-    CHECK_OK(tddp_store_add(other, text("q"), 1, NULL, &sum));
-    CHECK_TEXT(seen(store, "p/"), "p/a=1 p/b=2"); /* it has changed, and back */
-    CHECK_OK(tddp_store_delete_key(other, text("p/a"), NULL, &deleted));
-    CHECK_TEXT(seen(store, "p/"), "p/b=2");
-    CHECK_TEXT(seen(store, "q"), "q=3"); /* another prefix is told at once */
-    CHECK_TEXT(seen(store, "p/"), "p/b=2");
-    CHECK_OK(tddp_store_set(store, text("p/mine"), text("4"), NULL)); /* one's own changes too */
-    CHECK_TEXT(seen(store, "p/"), "p/b=2 p/mine=4");
-    tddp_store_release(store);
-    tddp_store_release(other);
-    tddp_store_server_stop(server);
-}
-
-/* Whatever comes between two watches, and when. */
-TEST(a_watch_that_was_ended_early_loses_no_change)
-{
-    tddp_store_server *server = loopback_server();
-    tddp_store *other = client_of(tddp_store_server_port(server));
-    tddp_store *store = client_of(tddp_store_server_port(server));
-    tddp_cancel *cancel;
-    tddp_store_entries got;
-    int64_t number;
-    char value[16];
-    CHECK_OK(tddp_cancel_create(&cancel));
-    tddp_wait wait = {.timeout_ms = 20000, .cancel = cancel};
-    CHECK_TEXT(seen(store, "k"), "");
-    for (int i = 0; i < 12; i++) {
-        if (i % 2) {
-            check_quiet(store, "k");
-        } else {
-            pthread_t thread;
-            tddp_cancel_reset(cancel);
-            CHECK_INT(pthread_create(&thread, NULL, trigger_soon, cancel), 0);
-            CHECK_STATUS(tddp_store_watch(store, text("k"), &wait, &got), TDDP_CANCELED);
-            CHECK_CONTAINS(tddp_error_message(), "interrupted while watching keys that begin with");
-            pthread_join(thread, NULL);
-        }
-        if (i % 3 == 0) { /* ends the request that is under way */
-            CHECK_OK(tddp_store_num_keys(store, NULL, &number));
-        }
-        snprintf(value, sizeof value, "%d", i);
-        CHECK_OK(tddp_store_set(other, text("k"), text(value), NULL));
-        CHECK_VALUE(other, "k", value);
-        if (i % 3 == 1) { /* finds its answer, which the next watch gets all the same */
-            CHECK_VALUE(store, "k", value);
-        }
-        char expected[32];
-        snprintf(expected, sizeof expected, "k=%d", i);
-        CHECK_TEXT(seen(store, "k"), expected);
-    }
-    check_quiet(store, "k");
-    CHECK_CONTAINS(tddp_error_message(),
-                   "timed out after 20 ms watching keys that begin with \"k\" (store 127.0.0.1:");
-    tddp_cancel_free(cancel);
-    tddp_store_release(store);
-    tddp_store_release(other);
-    tddp_store_server_stop(server);
-}
-
-TEST(on_the_wire_a_watch_is_ended_as_a_wait_is)
-{
-    tddp_store_server *server = loopback_server();
-    int fd = greet(tddp_store_server_port(server));
-    int other = greet(tddp_store_server_port(server));
-    raw_send(fd, "f3 [2]2f61 00");
-    CHECK_RAW(fd, "00 [0]");
-    raw_send(fd, "f3 [2]2f61 00 0c");
-    CHECK_RAW(fd, "01");
-    raw_send(other, "01 [2]2f61 [1]31 07");
-    CHECK_RAW(other, "[1]");
-    CHECK_SILENT(fd);
-    raw_send(fd, "f3 [2]2f61 00");
-    CHECK_RAW(fd, "00 [1] [2]2f61 [1]31");
-    raw_send(fd, "f3 [2]2f61 01"); /* at once */
-    CHECK_RAW(fd, "00 [1] [2]2f61 [1]31");
-    raw_send(fd, "f3 [2]2f61 00 06 [1] [2]2f62"); /* a wait takes its place */
-    raw_send(other, "01 [2]2f61 [1]32 01 [2]2f62 [0] 07");
-    CHECK_RAW(other, "[2]");
-    CHECK_RAW(fd, "00");
-    CHECK_SILENT(fd);
-    raw_send(fd, "f3 [2]2f61 00");
-    CHECK_RAW(fd, "00 [1] [2]2f61 [1]32");
-    tddp_net_close(fd);
-    tddp_net_close(other);
-    tddp_store_server_stop(server);
-}
-
-TEST(several_changes_at_a_time_make_one_answer)
-{
-    tddp_store_server *server = loopback_server();
-    int fd = greet(tddp_store_server_port(server));
-    int other = greet(tddp_store_server_port(server));
-    raw_send(other, "f2 [2]2f61 [1]31 [0] 00 f2 [2]2f62 [1]32 [0] 00");
-    CHECK_RAW(other, "01 [1]31 01 [1]32");
-    raw_send(fd, "f3 [2]2f61 00 f3 [2]2f61 00");
-    CHECK_RAW(fd, "00 [1] [2]2f61 [1]31");
-    tddp_net_close(other);
-    CHECK_RAW(fd, "00 [0]");
-    raw_send(fd, "f3 [2]2f61 00 07");
-    CHECK_RAW(fd, "[0]"); /* no second answer, and no second key */
-    tddp_net_close(fd);
-    tddp_store_server_stop(server);
-}
-
 /* --- a server that is stopped ---------------------------------------------------------------- */
 
 static void stop_server(bool stop)
@@ -551,7 +237,7 @@ static bool outlives_a_stop(tddp_store *watcher, int port_used)
 }
 
 /* A watch that runs out of time while the server is stopped costs nothing. */
-static void check_patience(tddp_store *watcher, int port_used)
+static void check_long_wait(tddp_store *watcher, int port_used)
 {
     tddp_store *store = client_of(port_used);
     own(store, "mine", "1", 0);
@@ -587,7 +273,7 @@ MULTI_TEST(a_server_that_was_stopped_reads_what_lies_there_before_anything_expir
         outlived = outlives_a_stop(watcher, port);
     }
     CHECK(outlived);
-    check_patience(watcher, port);
+    check_long_wait(watcher, port);
     tddp_store_release(watcher);
     check_signal(OVER);
 }

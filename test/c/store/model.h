@@ -69,6 +69,11 @@ static inline item *put_in(model *m, const char *key, bool queued)
     return it;
 }
 
+static inline tddp_slice value_in(const item *it)
+{
+    return it ? (tddp_slice){it->value.data, it->value.size} : (tddp_slice){"", 0};
+}
+
 static inline void put_value(model *m, const char *key, tddp_slice value, bool append)
 {
     item *it = find(m, key, false);

@@ -57,10 +57,10 @@ TEST(an_unreachable_server_is_named_with_the_reason)
     int64_t took_ms = (tddp_now_ns() - start) / TDDP_NS_PER_MS;
     CHECK(took_ms >= 300);
     char expected[128];
-    snprintf(expected, sizeof expected,
-             "cannot reach the store 127.0.0.1:%d, tried for 0.3 s: cannot connect to 127.0.0.1:%d:"
-             " Connection refused",
-             port, port);
+    snprintf(expected, sizeof expected, "s: cannot connect to 127.0.0.1:%d: Connection refused",
+             port);
+    CHECK_CONTAINS(tddp_error_message(), expected);
+    snprintf(expected, sizeof expected, "cannot reach the store 127.0.0.1:%d, tried for ", port);
     CHECK_CONTAINS(tddp_error_message(), expected);
     opts.host = "no such host";
     CHECK_STATUS(tddp_tcp_store_open(&opts, NULL, &store), TDDP_NETWORK);
