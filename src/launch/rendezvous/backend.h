@@ -27,7 +27,7 @@ typedef struct tddp_launch_link {
     const char *run_id;                 /* borrowed */
     const tddp_store_server *server;    /* borrowed; the store is served here. NULL: elsewhere */
     tddp_launch_times times;
-    tddp_cancel *cancel; /* ends `connect` and `watch` */
+    tddp_cancel *cancel; /* ends `connect`, `watch` and signs of life */
     char id[TDDP_LAUNCH_ID_BYTES];
     void *state;                     /* the backend's */
     bool gone;                       /* after `connect`: certainly nobody is there */
@@ -61,7 +61,8 @@ struct tddp_launch_backend {
      * `connect`. TDDP_TIMEOUT, TDDP_CANCELED: nothing has changed yet, and the link may go on. */
     tddp_status (*watch)(tddp_launch_link *link, int64_t limit_ms, tddp_launch_view *view);
 
-    /* Puts this node's entry; once more, also unchanged, it is a sign of life. */
+    /* Puts this node's entry; once more, also unchanged, it is a sign of life. It may wait for as
+     * long as silence is granted. */
     tddp_status (*put_entry)(tddp_launch_link *link, tddp_slice value);
 
     /* Has the entry stay when the link ends, for the leader to read and to remove. */

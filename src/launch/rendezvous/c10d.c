@@ -10,7 +10,7 @@
 #include "launch/rendezvous/backend.h"
 #include "net/net.h"
 
-enum { LEAST_REACH_MS = 50, KEY_BYTES = 64 };
+enum { LEAST_REACH_MS = 50, KEY_BYTES = 64, PATIENT_MS = 24 * 3600 * 1000 };
 
 typedef struct connection {
     tddp_store *whole; /* the store with all that is in it */
@@ -30,6 +30,14 @@ static tddp_store *store_of(const tddp_launch_link *link)
 static tddp_wait answer_wait(const tddp_launch_link *link)
 {
     return (tddp_wait){link->times.read_ms, NULL};
+}
+
+/* As long as the host's silence is none of this node's business: a call that ends before gives up
+ * the connection, and the keys with it. */
+static tddp_wait patient_wait(const tddp_launch_link *link)
+{
+    return (tddp_wait){link->times.silence_ms > 0 ? link->times.silence_ms : PATIENT_MS,
+                       link->cancel};
 }
 
 static tddp_status open_link(tddp_launch_link *link)
@@ -143,7 +151,7 @@ static tddp_status put_entry(tddp_launch_link *link, tddp_slice value)
 {
     char key[KEY_BYTES];
     int set;
-    tddp_wait wait = answer_wait(link);
+    tddp_wait wait = patient_wait(link);
     return tddp_store_set_ephemeral(store_of(link), entry_key(link->id, key), value,
                                     link->times.silence_ms, 0, &wait, &set, NULL);
 }
@@ -169,7 +177,7 @@ static tddp_status lead(tddp_launch_link *link)
 {
     int set;
     tddp_blob now = {0};
-    tddp_wait wait = answer_wait(link);
+    tddp_wait wait = patient_wait(link);
     tddp_slice own = slice(link->id);
     tddp_status status = tddp_store_set_ephemeral(store_of(link), slice("leader"), own,
                                                   link->times.silence_ms, 1, &wait, &set, &now);

@@ -102,6 +102,10 @@ static tddp_status put_entry(tddp_launch_node *node)
         status = node->link.backend->lead(&node->link);
         status = status == TDDP_NOT_FOUND ? TDDP_OK : status; /* the next view tells */
     }
+    if (status == TDDP_CANCELED) { /* an order for a node whose host does not answer */
+        (void)tddp_launch_node_take_orders(node);
+        status = tddp_fail(TDDP_NETWORK, "interrupted");
+    }
     tddp_bytes_free(&text);
     node->beat_at = tddp_deadline_after_ms(node->times.beat_ms);
     if (status == TDDP_OK) {
