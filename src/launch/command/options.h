@@ -194,6 +194,9 @@ TDDP_NODISCARD tddp_status tddp_launch_options_parse(int argc, char **argv,
  * default. All nodes must have the same. */
 int tddp_launch_silence_s(const tddp_launch_options *options);
 
+/* Whether nodes may come and go while the job runs: --nnodes=MIN:MAX, but not with static. */
+bool tddp_launch_is_elastic(const tddp_launch_options *options);
+
 /* Checks local ranks that were named against the number of workers, once that is known. */
 TDDP_NODISCARD tddp_status tddp_launch_options_check_local(const tddp_launch_options *options,
                                                            int local_size);

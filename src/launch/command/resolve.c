@@ -92,6 +92,11 @@ int tddp_launch_silence_s(const tddp_launch_options *options)
                                                     : SILENCE_S;
 }
 
+bool tddp_launch_is_elastic(const tddp_launch_options *options)
+{
+    return options->min_nodes < options->max_nodes && options->backend != TDDP_LAUNCH_STATIC;
+}
+
 static tddp_status check_several_nodes(const tddp_launch_options *options)
 {
     bool dynamic = options->backend != TDDP_LAUNCH_STATIC;

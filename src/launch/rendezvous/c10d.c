@@ -32,11 +32,12 @@ static tddp_wait answer_wait(const tddp_launch_link *link)
     return (tddp_wait){link->times.read_ms, NULL};
 }
 
-/* As long as the host's silence is none of this node's business: a call that ends before gives up
- * the connection, and the keys with it. */
+/* A call that ends before its answer comes gives up the connection, and its keys: so it waits as
+ * long as the host's silence ends nothing here. */
 static tddp_wait patient_wait(const tddp_launch_link *link)
 {
-    return (tddp_wait){link->times.silence_ms > 0 ? link->times.silence_ms : PATIENT_MS,
+    int64_t silence_ms = link->times.silence_ms > 0 ? link->times.silence_ms : PATIENT_MS;
+    return (tddp_wait){tddp_launch_is_elastic(link->options) ? link->times.read_ms : silence_ms,
                        link->cancel};
 }
 

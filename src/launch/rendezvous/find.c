@@ -125,8 +125,7 @@ static void note_silent(tddp_launch_node *node, search *s)
     char name[NAME_BYTES];
     int64_t silence_ms = (tddp_now_ns() - node->heard_ns) / TDDP_NS_PER_MS;
     int64_t limit_ms = node->times.silence_ms - node->times.silence_ms / EARLIER_PART;
-    bool elastic = node->options->min_nodes < node->options->max_nodes &&
-                   node->options->backend != TDDP_LAUNCH_STATIC;
+    bool elastic = tddp_launch_is_elastic(node->options);
     name_host(node, name);
     if (!s->silent && silence_ms >= REACH_MS) {
         s->silent = true;

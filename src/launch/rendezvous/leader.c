@@ -40,7 +40,7 @@ static tddp_status create_coordinator(tddp_launch_node *node)
         .min_nodes = options->min_nodes,
         .max_nodes = options->max_nodes,
         .max_restarts = options->max_restarts,
-        .elastic = options->min_nodes < options->max_nodes && !fixed,
+        .elastic = tddp_launch_is_elastic(options),
         .fixed = fixed,
         .hands_over = node->link.backend->survives,
         .run_id = node->run_id,
