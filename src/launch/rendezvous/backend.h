@@ -61,9 +61,9 @@ struct tddp_launch_backend {
      * `connect`. TDDP_TIMEOUT, TDDP_CANCELED: nothing has changed yet, and the link may go on. */
     tddp_status (*watch)(tddp_launch_link *link, int64_t limit_ms, tddp_launch_view *view);
 
-    /* Puts this node's entry; once more, also unchanged, it is a sign of life. It may wait for as
-     * long as silence is granted. */
-    tddp_status (*put_entry)(tddp_launch_link *link, tddp_slice value);
+    /* Puts this node's entry. `again`: it is there already, and this is a sign of life, which may
+     * wait for as long as silence is granted. */
+    tddp_status (*put_entry)(tddp_launch_link *link, tddp_slice value, bool again);
 
     /* Has the entry stay when the link ends, for the leader to read and to remove. */
     tddp_status (*leave_entry)(tddp_launch_link *link, tddp_slice value);

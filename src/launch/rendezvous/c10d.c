@@ -148,11 +148,11 @@ static tddp_slice entry_key(const char *id, char text[KEY_BYTES])
     return slice(text);
 }
 
-static tddp_status put_entry(tddp_launch_link *link, tddp_slice value)
+static tddp_status put_entry(tddp_launch_link *link, tddp_slice value, bool again)
 {
     char key[KEY_BYTES];
     int set;
-    tddp_wait wait = patient_wait(link);
+    tddp_wait wait = again ? patient_wait(link) : answer_wait(link);
     return tddp_store_set_ephemeral(store_of(link), entry_key(link->id, key), value,
                                     link->times.silence_ms, 0, &wait, &set, NULL);
 }

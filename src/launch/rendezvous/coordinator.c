@@ -53,7 +53,7 @@ bool tddp_launch_coordinator_over(const tddp_launch_coordinator *coordinator, in
     bool all = true;
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        all = all && (node->entry.ended || node->gone_ns != 0 || node->standing == TDDP_LAUNCH_OUT);
+        all = all && (node->entry.ended || node->standing == TDDP_LAUNCH_OUT);
     }
     return all || now_ns - coordinator->ended_ns >= coordinator->opts.goodbye_ns;
 }
@@ -71,7 +71,7 @@ tddp_status tddp_launch_coordinator_adopt(tddp_launch_coordinator *coordinator,
     doc->version = doc->version > version ? doc->version : version;
     coordinator->now_ns = coordinator->gathering_ns = coordinator->ended_ns = now_ns;
     coordinator->adopted = coordinator->changed = true;
-    for (int rank = 0; rank < doc->count && doc->stage != TDDP_LAUNCH_STAGE_ENDED; rank++) {
+    for (int rank = 0; rank < doc->count; rank++) {
         const tddp_launch_member *member = &doc->members[rank];
         if (tddp_launch_coordinator_has_refused(coordinator, member->id)) {
             continue; /* it was in, was lost, and came too late */
@@ -324,7 +324,7 @@ int64_t tddp_launch_coordinator_due(const tddp_launch_coordinator *coordinator)
     int64_t due = INT64_MAX;
     const tddp_launch_coordinator_opts *opts = &coordinator->opts;
     if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED) {
-        return coordinator->ended_ns + opts->goodbye_ns;
+        sooner(&due, coordinator->ended_ns + opts->goodbye_ns);
     }
     if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_GATHERING) {
         sooner(&due, coordinator->gathering_ns + opts->join_timeout_ns);

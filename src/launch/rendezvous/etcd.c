@@ -203,9 +203,10 @@ static tddp_status renew(tddp_launch_link *link)
     return status;
 }
 
-static tddp_status put_entry(tddp_launch_link *link, tddp_slice value)
+static tddp_status put_entry(tddp_launch_link *link, tddp_slice value, bool again)
 {
     connection *c = link->state;
+    (void)again; /* the lease may have run out, and the entry with it */
     tddp_status status = renew(link);
     bool there = c->entry.size == value.size && memcmp(c->entry.data, value.data, value.size) == 0;
     if (status == TDDP_OK && !there) {
@@ -221,7 +222,7 @@ static tddp_status leave_entry(tddp_launch_link *link, tddp_slice value)
 {
     connection *c = link->state;
     c->left = true;
-    return put_entry(link, value);
+    return put_entry(link, value, false);
 }
 
 static tddp_status remove_entry(tddp_launch_link *link, const char *id)

@@ -150,7 +150,8 @@ static void note_silent(tddp_launch_node *node, search *s)
  * without a restart left nothing comes after it. */
 static void note_failure(tddp_launch_node *node)
 {
-    if (node->part != TDDP_LAUNCH_WORKING || !node->orders.failed) {
+    bool failed = node->orders.failed || node->entry.failed == node->entry.round;
+    if (node->part != TDDP_LAUNCH_WORKING || !failed) {
         return;
     }
     node->entry.failed = node->entry.round;

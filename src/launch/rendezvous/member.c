@@ -95,8 +95,9 @@ static tddp_status put_entry(tddp_launch_node *node)
     tddp_status status = tddp_launch_entry_write(&node->entry, &text);
     if (status == TDDP_OK) {
         tddp_slice value = {text.data, text.size};
-        status = node->entry.leaves ? node->link.backend->leave_entry(&node->link, value)
-                                    : node->link.backend->put_entry(&node->link, value);
+        status = node->entry.leaves
+                     ? node->link.backend->leave_entry(&node->link, value)
+                     : node->link.backend->put_entry(&node->link, value, !node->entry_changed);
     }
     if (status == TDDP_OK && node->leads) {
         status = node->link.backend->lead(&node->link);
