@@ -95,6 +95,7 @@ static void be_node(int index, bool hosts, int most_ms)
             pause_ms(any(20));
             tddp_launch_rendezvous_again(self);
         } else if (news != TDDP_LAUNCH_NOTIFICATION_STATUS) {
+            CHECK_UNTIL(tddp_launch_rendezvous_over(self)); /* the others have read it too */
             tddp_launch_rendezvous_end(self);
             _exit((int)news);
         }

@@ -10,6 +10,7 @@
 
 #include "base/base.h"
 #include "check.h"
+#include "events.h"
 #include "launch/rendezvous/rendezvous.h"
 
 static tddp_launch_options options;
@@ -106,6 +107,7 @@ static void host_rendezvous(void)
         } else if (notification == TDDP_LAUNCH_NOTIFICATION_JOINED) {
             tddp_launch_rendezvous_report(hosting, TDDP_LAUNCH_NODE_DONE, "");
         } else if (notification != TDDP_LAUNCH_NOTIFICATION_STATUS) {
+            CHECK_UNTIL(tddp_launch_rendezvous_over(hosting)); /* the others have read it too */
             tddp_launch_rendezvous_end(hosting);
             _exit(0);
         }
