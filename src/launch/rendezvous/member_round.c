@@ -113,6 +113,16 @@ static void leave_round(tddp_launch_node *node, const tddp_launch_state *doc)
              : "this node was silent, or cut off, for so long that the others go on without it");
 }
 
+/* The host was another process before, which has taken the round along. */
+static void lose_round(tddp_launch_node *node)
+{
+    char text[TDDP_LAUNCH_HOST_BYTES + 128];
+    (void)snprintf(text, sizeof text,
+                   "the torchrun that hosted the rendezvous at %s is lost; another one is there",
+                   node->where);
+    tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_CHANGED, text);
+}
+
 static void take_end(tddp_launch_node *node, const tddp_launch_state *doc)
 {
     static const tddp_launch_notification notification[] = {
@@ -219,7 +229,7 @@ tddp_status tddp_launch_node_follow(tddp_launch_node *node, const tddp_launch_st
     }
     if (!bring_last(node, doc)) {
         if (node->part != TDDP_LAUNCH_AWAITING) {
-            leave_round(node, doc);
+            lose_round(node);
         }
         return TDDP_OK;
     }

@@ -118,9 +118,13 @@ TEST(rdzv_conf)
     CHECK_OK(parse("--rdzv-conf=timeout=90, a"));
     CHECK_INT(got.conf.join_timeout, 90);
     CHECK_INT(got.conf.last_call_timeout, 30);
-    CHECK_INT(tddp_launch_silence_s(&got.conf), 15); /* 3 intervals of 5 s, PyTorch's defaults */
+    CHECK_INT(tddp_launch_silence_s(&got), 0); /* static */
+    CHECK_OK(parse("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h --rdzv-id=j a"));
+    CHECK_INT(tddp_launch_silence_s(&got), 30);
+    CHECK_OK(parse("--rdzv-conf=keep_alive_max_attempt=4 a"));
+    CHECK_INT(tddp_launch_silence_s(&got), 20); /* intervals of 5 s, PyTorch's default */
     CHECK_OK(parse("--rdzv-conf=heartbeat_timeout=7 a"));
-    CHECK_INT(tddp_launch_silence_s(&got.conf), 7);
+    CHECK_INT(tddp_launch_silence_s(&got), 7);
     CHECK_INT(got.conf.report_interval, 10);
     CHECK_INT(got.conf.is_host, -1);
     refused("--rdzv-conf=join_timeout a", "KEY=VALUE");
