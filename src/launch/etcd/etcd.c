@@ -3,6 +3,7 @@
  * request that no endpoint can serve now (no leader, a member that starts) is tried again after a
  * pause.
  */
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -200,7 +201,8 @@ tddp_status tddp_etcd_call(tddp_etcd *etcd, const char *path, const tddp_bytes *
     }
 }
 
-tddp_status tddp_etcd_add_bytes(tddp_bytes *body, const char *name, tddp_slice bytes)
+/* `"name": "BASE64"`. */
+static tddp_status add_bytes(tddp_bytes *body, const char *name, tddp_slice bytes)
 {
     tddp_status status = tddp_bytes_append(body, "\"", 1);
     status = status ? status : tddp_bytes_append(body, name, strlen(name));
@@ -211,7 +213,7 @@ tddp_status tddp_etcd_add_bytes(tddp_bytes *body, const char *name, tddp_slice b
 
 tddp_status tddp_etcd_add_key(tddp_bytes *body, tddp_slice key, bool prefix)
 {
-    tddp_status status = tddp_etcd_add_bytes(body, "key", key);
+    tddp_status status = add_bytes(body, "key", key);
     if (status != TDDP_OK || !prefix) {
         return status;
     }
@@ -223,7 +225,7 @@ tddp_status tddp_etcd_add_key(tddp_bytes *body, tddp_slice key, bool prefix)
     memcpy(end, key.data, key.size);
     end[key.size - 1]++;
     status = tddp_bytes_append(body, ", ", 2);
-    status = status ? status : tddp_etcd_add_bytes(body, "range_end", (tddp_slice){end, key.size});
+    status = status ? status : add_bytes(body, "range_end", (tddp_slice){end, key.size});
     free(end);
     return status;
 }
@@ -241,6 +243,62 @@ tddp_status tddp_etcd_range(tddp_etcd *etcd, tddp_slice key, bool prefix, int li
     status = status ? status : tddp_etcd_add_key(&body, key, prefix);
     status = status ? status : tddp_bytes_append(&body, rest, (size_t)length);
     status = status ? status : tddp_etcd_call(etcd, "/v3/kv/range", &body, wait, out);
+    tddp_bytes_free(&body);
+    return status;
+}
+
+/* --- writes ---------------------------------------------------------------------------------- */
+
+static tddp_status add_text(tddp_bytes *body, const char *format, ...) TDDP_PRINTF(2, 3);
+
+static tddp_status add_text(tddp_bytes *body, const char *format, ...)
+{
+    char text[96];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    return tddp_bytes_append(body, text, (size_t)length);
+}
+
+static tddp_status add_condition(tddp_bytes *body, const tddp_etcd_write *write)
+{
+    tddp_status status = add_text(body, "{\"compare\": [");
+    if (write->guard.data) {
+        status = status ? status : add_text(body, "{");
+        status = status ? status : tddp_etcd_add_key(body, write->guard, false);
+        status = status ? status
+                        : add_text(body, ", \"target\": \"CREATE\", \"create_revision\": \"%lld\"}",
+                                   (long long)write->made_in);
+    }
+    return status ? status : add_text(body, "],\n\"success\": [");
+}
+
+static tddp_status add_operation(tddp_bytes *body, const tddp_etcd_write *write)
+{
+    tddp_status status =
+        add_text(body, "{\"request_%s\": {", write->remove ? "delete_range" : "put");
+    status = status ? status : tddp_etcd_add_key(body, write->key, false);
+    if (!write->remove) {
+        status = status ? status : add_text(body, ", ");
+        status = status ? status : add_bytes(body, "value", write->value);
+        status = status ? status : add_text(body, ", \"lease\": \"%lld\"", (long long)write->lease);
+    }
+    return status ? status : add_text(body, "}}]}");
+}
+
+tddp_status tddp_etcd_put(tddp_etcd *etcd, const tddp_etcd_write *write, const tddp_wait *wait,
+                          int64_t *revision)
+{
+    tddp_bytes body = {0};
+    tddp_etcd_answer answer = {0};
+    tddp_status status = add_condition(&body, write);
+    status = status ? status : add_operation(&body, write);
+    status = status ? status : tddp_etcd_call(etcd, "/v3/kv/txn", &body, wait, &answer);
+    if (status == TDDP_OK) {
+        *revision = answer.succeeded ? answer.revision : 0;
+    }
+    tddp_etcd_answer_free(&answer);
     tddp_bytes_free(&body);
     return status;
 }

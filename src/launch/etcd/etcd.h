@@ -1,6 +1,6 @@
 /*
- * A client of etcd v3, by the JSON gateway that every etcd serves beside gRPC: keys, transactions,
- * leases and watches. Requests go to one endpoint until it fails, or hangs while there are
+ * A client of etcd v3, by the JSON gateway that every etcd serves beside gRPC: keys, leases and
+ * watches. Requests go to one endpoint until it fails, or hangs while there are
  * others, then to the next. A request may have been executed although its answer was lost, so a
  * caller writes only what may be written twice. A client serves one thread at a time.
  *
@@ -71,10 +71,6 @@ void tddp_etcd_answer_free(tddp_etcd_answer *answer);
 /* The fields `"key": …[, "range_end": …]` of one key or, with `prefix`, all keys that begin so. */
 TDDP_NODISCARD tddp_status tddp_etcd_add_key(tddp_bytes *body, tddp_slice key, bool prefix);
 
-/* `"name": "BASE64"`. */
-TDDP_NODISCARD tddp_status tddp_etcd_add_bytes(tddp_bytes *body, const char *name,
-                                               tddp_slice bytes);
-
 /* Posts a body to `path` ("/v3/kv/range"). Caller: tddp_etcd_answer_free(), also after a failure.
  */
 TDDP_NODISCARD tddp_status tddp_etcd_call(tddp_etcd *etcd, const char *path, const tddp_bytes *body,
@@ -94,25 +90,21 @@ TDDP_NODISCARD tddp_status tddp_etcd_lease_renew(tddp_etcd *etcd, int64_t id,
 TDDP_NODISCARD tddp_status tddp_etcd_lease_revoke(tddp_etcd *etcd, int64_t id,
                                                   const tddp_wait *wait);
 
-/* --- transactions: txn.c --------------------------------------------------------------------- */
+/* What is written, if the condition holds. */
+typedef struct tddp_etcd_write {
+    tddp_slice key;
+    tddp_slice value;
+    int64_t lease;    /* 0: none */
+    bool remove;      /* the key, instead of putting it */
+    tddp_slice guard; /* a key that has to be one that was made in `made_in` (0: to be absent);
+                         `data` is NULL: there is no condition */
+    int64_t made_in;
+} tddp_etcd_write;
 
-/* Operations that happen together, or not at all. All zero is an empty one: add what has to hold,
- * then what is done, then commit. A failure to add is kept until the commit. */
-typedef struct tddp_etcd_txn {
-    tddp_bytes compares;
-    tddp_bytes operations;
-    tddp_status status;
-} tddp_etcd_txn;
-
-/* The key was made in this revision; 0: it is absent. */
-void tddp_etcd_txn_created_in(tddp_etcd_txn *txn, tddp_slice key, int64_t revision);
-/* `lease` 0: none. */
-void tddp_etcd_txn_put(tddp_etcd_txn *txn, tddp_slice key, tddp_slice value, int64_t lease);
-void tddp_etcd_txn_delete(tddp_etcd_txn *txn, tddp_slice key, bool prefix);
-/* Executes and empties it. `*revision` is that of what was written; 0 if the comparisons did not
- * hold, so that nothing was. */
-TDDP_NODISCARD tddp_status tddp_etcd_txn_commit(tddp_etcd *etcd, tddp_etcd_txn *txn,
-                                                const tddp_wait *wait, int64_t *revision);
+/* `*revision` is that of what was written; 0 if the condition did not hold, so that nothing was.
+ * TDDP_NOT_FOUND: there is no such lease. */
+TDDP_NODISCARD tddp_status tddp_etcd_put(tddp_etcd *etcd, const tddp_etcd_write *write,
+                                         const tddp_wait *wait, int64_t *revision);
 
 /* --- watches: watch.c ------------------------------------------------------------------------ */
 

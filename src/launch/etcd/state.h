@@ -1,5 +1,5 @@
 /*
- * The client's state, shared by etcd.c (requests), txn.c and watch.c.
+ * The client's state, shared by etcd.c (requests) and watch.c.
  */
 #ifndef TDDP_ETCD_STATE_H
 #define TDDP_ETCD_STATE_H

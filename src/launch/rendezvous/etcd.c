@@ -176,18 +176,6 @@ static int64_t lease_s(const tddp_launch_link *link)
     return silence_s > LEAST_LEASE_S ? silence_s : LEAST_LEASE_S;
 }
 
-static tddp_status put(tddp_launch_link *link, const char *first, const char *second,
-                       tddp_slice value, int64_t lease)
-{
-    const connection *c = link->state;
-    char key[KEY_BYTES];
-    int64_t revision;
-    tddp_etcd_txn txn = {0};
-    tddp_wait wait = answer_wait(link);
-    tddp_etcd_txn_put(&txn, key_of(link, key, first, second), value, lease);
-    return tddp_etcd_txn_commit(c->etcd, &txn, &wait, &revision);
-}
-
 /* Renews the node's lease, or gets another one. */
 static tddp_status renew(tddp_launch_link *link)
 {
@@ -206,12 +194,17 @@ static tddp_status renew(tddp_launch_link *link)
 static tddp_status put_entry(tddp_launch_link *link, tddp_slice value, bool again)
 {
     connection *c = link->state;
+    char key[KEY_BYTES];
+    int64_t revision;
+    tddp_wait wait = answer_wait(link);
     (void)again; /* the lease may have run out, and the entry with it */
     tddp_status status = renew(link);
     bool there = c->entry.size == value.size && memcmp(c->entry.data, value.data, value.size) == 0;
     if (status == TDDP_OK && !there) {
         c->entry.size = 0;
-        status = put(link, "node/", link->id, value, c->lease);
+        const tddp_etcd_write write = {
+            .key = key_of(link, key, "node/", link->id), .value = value, .lease = c->lease};
+        status = tddp_etcd_put(c->etcd, &write, &wait, &revision);
         status = status ? status : tddp_bytes_append(&c->entry, value.data, value.size);
     }
     return lost(status);
@@ -230,10 +223,9 @@ static tddp_status remove_entry(tddp_launch_link *link, const char *id)
     const connection *c = link->state;
     char key[KEY_BYTES];
     int64_t revision;
-    tddp_etcd_txn txn = {0};
     tddp_wait wait = answer_wait(link);
-    tddp_etcd_txn_delete(&txn, key_of(link, key, "node/", id), false);
-    return lost(tddp_etcd_txn_commit(c->etcd, &txn, &wait, &revision));
+    const tddp_etcd_write write = {.key = key_of(link, key, "node/", id), .remove = true};
+    return lost(tddp_etcd_put(c->etcd, &write, &wait, &revision));
 }
 
 /* --- the leader ------------------------------------------------------------------------------ */
@@ -253,21 +245,23 @@ static tddp_status lead(tddp_launch_link *link)
                               : TDDP_OK;
     }
     tddp_status status = c->lease ? TDDP_OK : renew(link);
-    tddp_etcd_txn txn = {0};
     tddp_slice leader = key_of(link, key, "leader", "");
-    tddp_etcd_txn_created_in(&txn, leader, 0);
-    tddp_etcd_txn_put(&txn, leader, (tddp_slice){link->id, strlen(link->id)}, c->lease);
-    status = status ? status : tddp_etcd_txn_commit(c->etcd, &txn, &wait, &c->led_in);
+    const tddp_etcd_write write = {
+        .key = leader, .value = {link->id, strlen(link->id)}, .lease = c->lease, .guard = leader};
+    status = status ? status : tddp_etcd_put(c->etcd, &write, &wait, &c->led_in);
     return status == TDDP_OK && c->led_in == 0 ? other_leads() : lost(status);
 }
 
-/* Executes what makes sense only while this node leads. */
-static tddp_status commit_leading(tddp_launch_link *link, tddp_etcd_txn *txn)
+/* Writes what makes sense only while this node leads. */
+static tddp_status write_leading(tddp_launch_link *link, tddp_etcd_write write)
 {
     connection *c = link->state;
+    char key[KEY_BYTES];
     int64_t revision = 0;
     tddp_wait wait = answer_wait(link);
-    tddp_status status = tddp_etcd_txn_commit(c->etcd, txn, &wait, &revision);
+    write.guard = key_of(link, key, "leader", "");
+    write.made_in = c->led_in;
+    tddp_status status = tddp_etcd_put(c->etcd, &write, &wait, &revision);
     if (status == TDDP_OK && revision == 0) {
         c->led_in = 0;
         return other_leads();
@@ -275,25 +269,15 @@ static tddp_status commit_leading(tddp_launch_link *link, tddp_etcd_txn *txn)
     return lost(status);
 }
 
-static tddp_etcd_txn begin_leading(const tddp_launch_link *link)
-{
-    const connection *c = link->state;
-    char key[KEY_BYTES];
-    tddp_etcd_txn txn = {0};
-    tddp_etcd_txn_created_in(&txn, key_of(link, key, "leader", ""), c->led_in);
-    return txn;
-}
-
 static tddp_status resign(tddp_launch_link *link)
 {
     connection *c = link->state;
     char key[KEY_BYTES];
-    if (c->led_in == 0) {
-        return TDDP_OK;
+    tddp_status status = TDDP_OK;
+    if (c->led_in > 0) {
+        status = write_leading(
+            link, (tddp_etcd_write){.key = key_of(link, key, "leader", ""), .remove = true});
     }
-    tddp_etcd_txn txn = begin_leading(link);
-    tddp_etcd_txn_delete(&txn, key_of(link, key, "leader", ""), false);
-    tddp_status status = commit_leading(link, &txn);
     c->led_in = 0;
     return status;
 }
@@ -306,16 +290,15 @@ static tddp_status put_state(tddp_launch_link *link, tddp_slice before, tddp_sli
     tddp_status status = TDDP_OK;
     (void)before; /* who leads is compared instead */
     if (!c->state_lease || last) {
-        status = tddp_etcd_lease_grant(
-            c->etcd, last ? ENDED_S : STATE_LEASE_TIMES * lease_s(link) + LEAST_LEASE_S, &wait,
-            &c->state_lease);
+        int64_t ttl_s = last ? ENDED_S : STATE_LEASE_TIMES * lease_s(link) + LEAST_LEASE_S;
+        status = tddp_etcd_lease_grant(c->etcd, ttl_s, &wait, &c->state_lease);
     }
     if (status != TDDP_OK) {
         return lost(status);
     }
-    tddp_etcd_txn txn = begin_leading(link);
-    tddp_etcd_txn_put(&txn, key_of(link, key, "state", ""), now, c->state_lease);
-    status = commit_leading(link, &txn);
+    status = write_leading(link, (tddp_etcd_write){.key = key_of(link, key, "state", ""),
+                                                   .value = now,
+                                                   .lease = c->state_lease});
     if (status == TDDP_NOT_FOUND) { /* or it is the lease that has run out */
         c->state_lease = 0;
     }

@@ -24,9 +24,8 @@ static tddp_etcd *open_client(const tddp_launch_endpoint *endpoints, int count)
 static int64_t put(tddp_etcd *etcd, const char *key, const char *value, int64_t lease)
 {
     int64_t revision;
-    tddp_etcd_txn txn = {0};
-    tddp_etcd_txn_put(&txn, slice(key), slice(value), lease);
-    CHECK_OK(tddp_etcd_txn_commit(etcd, &txn, &patient, &revision));
+    const tddp_etcd_write write = {.key = slice(key), .value = slice(value), .lease = lease};
+    CHECK_OK(tddp_etcd_put(etcd, &write, &patient, &revision));
     return revision;
 }
 
@@ -44,7 +43,7 @@ static const char *list(tddp_etcd *etcd, const char *prefix, char text[256])
     return text;
 }
 
-TEST(transactions_happen_as_a_whole_or_not_at_all)
+TEST(what_is_written_if_a_condition_holds)
 {
     etcd_server server;
     char text[256];
@@ -52,30 +51,27 @@ TEST(transactions_happen_as_a_whole_or_not_at_all)
     int64_t revision;
     make_etcd(&server);
     tddp_etcd *etcd = open_client(&server.endpoint, 1);
-    tddp_etcd_txn txn = {0};
-    tddp_etcd_txn_created_in(&txn, slice("a/1"), 0);
-    tddp_etcd_txn_put(&txn, slice("a/1"), slice("one"), 0);
-    tddp_etcd_txn_put(&txn, slice("a/0"), slice(""), 0);
-    CHECK_OK(tddp_etcd_txn_commit(etcd, &txn, &patient, &first));
+    tddp_etcd_write write = {.key = slice("a/1"), .value = slice("one"), .guard = slice("a/1")};
+    CHECK_OK(tddp_etcd_put(etcd, &write, &patient, &first));
     CHECK(first > 0);
 
-    tddp_etcd_txn_created_in(&txn, slice("a/1"), 0); /* it is there by now */
-    tddp_etcd_txn_put(&txn, slice("a/2"), slice("two"), 0);
-    CHECK_OK(tddp_etcd_txn_commit(etcd, &txn, &patient, &revision));
+    write.key = slice("a/2"); /* the other is there by now */
+    CHECK_OK(tddp_etcd_put(etcd, &write, &patient, &revision));
     CHECK_INT(revision, 0);
-    CHECK_CONTAINS(list(etcd, "a/", text), "a/1=one");
+    CHECK_TEXT(list(etcd, "a/", text), "a/1=one");
 
-    tddp_etcd_txn_created_in(&txn, slice("a/1"), first);
-    tddp_etcd_txn_put(&txn, slice("a/1"), slice("uno"), 0);
-    CHECK_OK(tddp_etcd_txn_commit(etcd, &txn, &patient, &revision));
+    write = (tddp_etcd_write){
+        .key = slice("a/1"), .value = slice("uno"), .guard = slice("a/1"), .made_in = first};
+    CHECK_OK(tddp_etcd_put(etcd, &write, &patient, &revision));
     CHECK(revision > first);
-    tddp_etcd_txn_created_in(&txn, slice("a/1"), revision); /* only written in that one */
-    tddp_etcd_txn_delete(&txn, slice("a/"), true);
-    CHECK_OK(tddp_etcd_txn_commit(etcd, &txn, &patient, &revision));
+    write.remove = true;
+    write.made_in = revision; /* only written in that one */
+    CHECK_OK(tddp_etcd_put(etcd, &write, &patient, &revision));
     CHECK_INT(revision, 0);
     (void)put(etcd, "b", "other", 0);
-    tddp_etcd_txn_delete(&txn, slice("a/"), true);
-    CHECK_OK(tddp_etcd_txn_commit(etcd, &txn, &patient, &revision));
+    write.made_in = first;
+    CHECK_OK(tddp_etcd_put(etcd, &write, &patient, &revision));
+    CHECK(revision > first);
     CHECK_TEXT(list(etcd, "a/", text), "");
     CHECK_TEXT(list(etcd, "b", text), "b=other");
     tddp_etcd_close(etcd);
@@ -94,10 +90,9 @@ TEST(keys_and_values_are_any_bytes)
     }
     for (size_t size = sizeof value - 3; size <= sizeof value; size++) { /* each kind of padding */
         tddp_etcd_answer answer = {0};
-        tddp_etcd_txn txn = {0};
         tddp_slice key = {"k\0\n\"\xff z", 7};
-        tddp_etcd_txn_put(&txn, key, (tddp_slice){value, size}, 0);
-        CHECK_OK(tddp_etcd_txn_commit(etcd, &txn, &patient, &revision));
+        const tddp_etcd_write write = {.key = key, .value = {value, size}};
+        CHECK_OK(tddp_etcd_put(etcd, &write, &patient, &revision));
         CHECK_OK(tddp_etcd_range(etcd, key, false, 0, &patient, &answer));
         CHECK_INT(answer.count, 1);
         CHECK_INT(answer.pairs[0].key.size, 7);
@@ -128,10 +123,9 @@ TEST(a_lease_holds_keys_while_it_is_renewed)
     CHECK_STATUS(tddp_etcd_lease_revoke(etcd, id, &patient), TDDP_NOT_FOUND);
     /* One that nobody renews runs out by itself, on a slow machine before the key is put. */
     CHECK_OK(tddp_etcd_lease_grant(etcd, 1, &patient, &id));
-    tddp_etcd_txn txn = {0};
     int64_t revision;
-    tddp_etcd_txn_put(&txn, slice("held"), slice("y"), id);
-    tddp_status status = tddp_etcd_txn_commit(etcd, &txn, &patient, &revision);
+    const tddp_etcd_write write = {.key = slice("held"), .value = slice("y"), .lease = id};
+    tddp_status status = tddp_etcd_put(etcd, &write, &patient, &revision);
     CHECK(status == TDDP_OK || status == TDDP_NOT_FOUND);
     CHECK_UNTIL(list(etcd, "held", text)[0] == '\0');
     tddp_etcd_close(etcd);
