@@ -30,7 +30,7 @@ typedef struct tddp_launch_link {
     tddp_cancel *cancel; /* ends `connect`, `watch` and signs of life */
     char id[TDDP_LAUNCH_ID_BYTES];
     void *state;                     /* the backend's */
-    bool gone;                       /* after `connect`: certainly nobody is there */
+    bool refused;                    /* after `connect`: certainly nobody is there */
     char why[TDDP_LAUNCH_WHY_BYTES]; /* after `connect`: why not */
 } tddp_launch_link;
 

@@ -74,7 +74,7 @@ static tddp_status probe(tddp_launch_link *link, const tddp_tcp_store_opts *opts
     if (status == TDDP_OK) {
         tddp_close(fd);
     }
-    link->gone = status == TDDP_NETWORK && errno == ECONNREFUSED;
+    link->refused = status == TDDP_NETWORK && errno == ECONNREFUSED;
     return status;
 }
 
@@ -106,7 +106,7 @@ static tddp_status connect_link(tddp_launch_link *link, int64_t limit_ms)
 {
     connection *c = link->state;
     disconnect(link);
-    link->gone = false;
+    link->refused = false;
     link->why[0] = '\0';
     tddp_status status = open_store(link, limit_ms, &c->whole);
     char *prefix = status == TDDP_OK ? tddp_format("torchrun/%s", link->run_id) : NULL;

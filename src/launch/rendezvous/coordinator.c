@@ -53,9 +53,9 @@ bool tddp_launch_coordinator_over(const tddp_launch_coordinator *coordinator, in
     bool all = true;
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        all = all && (node->entry.ended || node->standing == TDDP_LAUNCH_OUT);
+        all = all && (node->entry.ended || node->status == TDDP_LAUNCH_OUT);
     }
-    return all || now_ns - coordinator->ended_ns >= coordinator->opts.goodbye_ns;
+    return all || now_ns - coordinator->ended_ns >= coordinator->opts.close_ns;
 }
 
 /* --- another coordinator's document ---------------------------------------------------------- */
@@ -97,10 +97,10 @@ tddp_status tddp_launch_coordinator_adopt(tddp_launch_coordinator *coordinator,
         coordinator->nodes = nodes;
         coordinator->nodes[coordinator->count++] = (tddp_launch_participant){
             .entry = entry,
-            .standing = TDDP_LAUNCH_MEMBER,
+            .status = TDDP_LAUNCH_MEMBER,
             .rank = rank,
             .round = doc->round,
-            .gone_ns = now_ns,
+            .missing_ns = now_ns,
             .adopted = true,
             .in = doc->stage == TDDP_LAUNCH_STAGE_RUNNING,
         };
@@ -151,9 +151,9 @@ static void forget_dead_job(tddp_launch_coordinator *coordinator)
     coordinator->report_ns = coordinator->now_ns + coordinator->opts.report_every_ns;
 }
 
-static void settle(tddp_launch_coordinator *coordinator)
+static void confirm_takeover(tddp_launch_coordinator *coordinator)
 {
-    bool waits = coordinator->now_ns - coordinator->gathering_ns < coordinator->opts.settle_ns;
+    bool waits = coordinator->now_ns - coordinator->gathering_ns < coordinator->opts.takeover_ns;
     if (!coordinator->adopted || coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED) {
         return;
     }
@@ -222,9 +222,9 @@ static void take_entry(tddp_launch_coordinator *coordinator, tddp_launch_partici
 {
     node->entry = *entry;
     node->entry.last = NULL;
-    node->gone_ns = 0;
+    node->missing_ns = 0;
     node->adopted = false;
-    if (node->standing == TDDP_LAUNCH_OUT) {
+    if (node->status == TDDP_LAUNCH_OUT) {
         return;
     }
     if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_RUNNING && node->in) {
@@ -283,18 +283,18 @@ static void note_missing(tddp_launch_coordinator *coordinator, const tddp_launch
     for (int i = 0; i < coordinator->count; i++) {
         tddp_launch_participant *node = &coordinator->nodes[i];
         bool there = false;
-        for (int j = 0; j < count && !there && node->gone_ns == 0; j++) {
+        for (int j = 0; j < count && !there && node->missing_ns == 0; j++) {
             there = strcmp(entries[j].id, node->entry.id) == 0;
         }
-        if (!there && node->gone_ns == 0) {
-            node->gone_ns = coordinator->now_ns;
+        if (!there && node->missing_ns == 0) {
+            node->missing_ns = coordinator->now_ns;
         }
     }
 }
 
 void tddp_launch_coordinator_forgive(tddp_launch_coordinator *coordinator, int64_t now_ns)
 {
-    coordinator->patient_ns = now_ns + coordinator->opts.settle_ns;
+    coordinator->patient_ns = now_ns + coordinator->opts.takeover_ns;
 }
 
 /* --- time ------------------------------------------------------------------------------------ */
@@ -324,7 +324,7 @@ int64_t tddp_launch_coordinator_due(const tddp_launch_coordinator *coordinator)
     int64_t due = INT64_MAX;
     const tddp_launch_coordinator_opts *opts = &coordinator->opts;
     if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED) {
-        sooner(&due, coordinator->ended_ns + opts->goodbye_ns);
+        sooner(&due, coordinator->ended_ns + opts->close_ns);
     }
     if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_GATHERING) {
         sooner(&due, coordinator->gathering_ns + opts->join_timeout_ns);
@@ -334,11 +334,11 @@ int64_t tddp_launch_coordinator_due(const tddp_launch_coordinator *coordinator)
         }
     }
     if (coordinator->adopted) {
-        sooner(&due, coordinator->gathering_ns + opts->settle_ns);
+        sooner(&due, coordinator->gathering_ns + opts->takeover_ns);
     }
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node->gone_ns != 0) {
+        if (node->missing_ns != 0) {
             sooner(&due, tddp_launch_coordinator_lost_at(coordinator, node));
         }
     }
@@ -352,7 +352,7 @@ tddp_status tddp_launch_coordinator_take(tddp_launch_coordinator *coordinator,
     coordinator->now_ns = now_ns;
     note_missing(coordinator, entries, count);
     take_new(coordinator, entries, count);
-    settle(coordinator);
+    confirm_takeover(coordinator);
     tddp_launch_coordinator_remove_lost(coordinator);
     tddp_launch_coordinator_place(coordinator);
     tddp_launch_coordinator_try_start(coordinator);

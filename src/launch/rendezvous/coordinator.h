@@ -8,7 +8,7 @@
  *   1. A round starts once `max` nodes are ready, or once all that are here are, at least `min`,
  *      and last_call_ns have passed since there are enough.
  *   2. A worker's failure ends the round and costs a restart; beyond max_restarts it ends the job.
- *   3. A node whose entry is missing for return_ns is lost (settle_ns, if that begins while the
+ *   3. A node whose entry is missing for return_ns is lost (takeover_ns, if that begins while the
  *      coordinator has just been held up). In an elastic job (min < max) lost
  *      nodes, nodes that leave and ready newcomers change the round, which costs nothing. In other
  *      jobs the loss of a node costs a restart, and the others wait for a replacement; with no
@@ -23,7 +23,7 @@
  *      is lost.
  *   8. Ranks: --node-rank, else the last rank, else that of a node of the same host that has left,
  *      else the lowest free one, in the order of joining; the hosting node first.
- *   9. A coordinator that takes over goes on with the document: its nodes have settle_ns to show
+ *   9. A coordinator that takes over goes on with the document: its nodes have takeover_ns to show
  *      themselves. If none of them does, that job is dead, and another one begins.
  */
 #ifndef TDDP_LAUNCH_COORDINATOR_H
@@ -48,9 +48,9 @@ typedef struct tddp_launch_coordinator_opts {
     int64_t return_ns;
     int64_t join_timeout_ns;
     int64_t last_call_ns;
-    int64_t settle_ns;
+    int64_t takeover_ns;
     int64_t report_every_ns;
-    int64_t goodbye_ns; /* for all to read the end */
+    int64_t close_ns; /* for all to read the end */
 } tddp_launch_coordinator_opts;
 
 /* Errors: TDDP_OUT_OF_MEMORY. Caller: tddp_launch_coordinator_free(). */
@@ -72,7 +72,7 @@ TDDP_NODISCARD tddp_status tddp_launch_coordinator_take(tddp_launch_coordinator 
                                                         int64_t now_ns);
 
 /* The caller was held up (stopped, say), and nodes may have given up their connections for that:
- * they have settle_ns to make them anew. */
+ * they have takeover_ns to make them anew. */
 void tddp_launch_coordinator_forgive(tddp_launch_coordinator *coordinator, int64_t now_ns);
 
 /* The document; its version grows whenever anything in it has changed. Borrowed until the next

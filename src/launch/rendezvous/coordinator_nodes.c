@@ -132,11 +132,11 @@ void tddp_launch_coordinator_leave(tddp_launch_coordinator *coordinator,
                                    tddp_launch_participant *node)
 {
     char text[sizeof node->entry.leave_text];
-    bool member = node->standing == TDDP_LAUNCH_MEMBER;
+    bool member = node->status == TDDP_LAUNCH_MEMBER;
     bool was_in = node->in;
     memcpy(text, node->entry.leave_text, sizeof text);
     leave_trace(coordinator, node);
-    node->standing = TDDP_LAUNCH_OUT;
+    node->status = TDDP_LAUNCH_OUT;
     node->in = node->ready = false;
     drop_note(coordinator, node->entry.id);
     if (node->entry.hosting && !coordinator->opts.hands_over) {
@@ -187,10 +187,10 @@ int64_t tddp_launch_coordinator_lost_at(const tddp_launch_coordinator *coordinat
                                         const tddp_launch_participant *node)
 {
     const tddp_launch_coordinator_opts *opts = &coordinator->opts;
-    bool patient = node->adopted || node->gone_ns < coordinator->patient_ns;
-    return node->gone_ns + (node->standing == TDDP_LAUNCH_OUT ? 0
-                            : patient                         ? opts->settle_ns
-                                                              : opts->return_ns);
+    bool patient = node->adopted || node->missing_ns < coordinator->patient_ns;
+    return node->missing_ns + (node->status == TDDP_LAUNCH_OUT ? 0
+                               : patient                       ? opts->takeover_ns
+                                                               : opts->return_ns);
 }
 
 void tddp_launch_coordinator_remove_lost(tddp_launch_coordinator *coordinator)
@@ -198,16 +198,16 @@ void tddp_launch_coordinator_remove_lost(tddp_launch_coordinator *coordinator)
     char text[TDDP_LAUNCH_LIST_BYTES];
     for (int i = 0; i < coordinator->count;) {
         tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node->gone_ns == 0 ||
+        if (node->missing_ns == 0 ||
             coordinator->now_ns < tddp_launch_coordinator_lost_at(coordinator, node)) {
             i++;
             continue;
         }
-        bool member = node->standing == TDDP_LAUNCH_MEMBER;
+        bool member = node->status == TDDP_LAUNCH_MEMBER;
         bool was_in = node->in;
         bool was_done = node->done;
         describe_loss(coordinator, node, text, sizeof text);
-        if (node->standing != TDDP_LAUNCH_OUT) {
+        if (node->status != TDDP_LAUNCH_OUT) {
             leave_trace(coordinator, node);
         }
         remove_node(coordinator, i);
@@ -223,7 +223,7 @@ void tddp_launch_coordinator_remove_lost(tddp_launch_coordinator *coordinator)
 static void refuse(tddp_launch_coordinator *coordinator, tddp_launch_participant *node,
                    const char *text)
 {
-    node->standing = TDDP_LAUNCH_OUT;
+    node->status = TDDP_LAUNCH_OUT;
     add_note(coordinator, node->entry.id, true, text);
 }
 
@@ -231,7 +231,7 @@ static void refuse(tddp_launch_coordinator *coordinator, tddp_launch_participant
 static bool lives_since(const tddp_launch_participant *node,
                         const tddp_launch_participant *newcomer)
 {
-    return newcomer->probe != 0 && node->gone_ns == 0 && node->entry.probe >= newcomer->probe;
+    return newcomer->probe != 0 && node->missing_ns == 0 && node->entry.probe >= newcomer->probe;
 }
 
 static void ask_all(tddp_launch_coordinator *coordinator, tddp_launch_participant *newcomer)
@@ -249,7 +249,7 @@ static tddp_launch_participant *same_rank(tddp_launch_coordinator *coordinator,
     for (int i = 0; i < coordinator->count && wanted >= 0; i++) {
         tddp_launch_participant *node = &coordinator->nodes[i];
         if (node != newcomer && node->entry.node_rank == wanted &&
-            (node->standing == TDDP_LAUNCH_SPARE || node->standing == TDDP_LAUNCH_MEMBER)) {
+            (node->status == TDDP_LAUNCH_SPARE || node->status == TDDP_LAUNCH_MEMBER)) {
             return node;
         }
     }
@@ -261,7 +261,7 @@ static bool all_live_since(const tddp_launch_coordinator *coordinator,
 {
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node->standing == TDDP_LAUNCH_MEMBER && !lives_since(node, newcomer)) {
+        if (node->status == TDDP_LAUNCH_MEMBER && !lives_since(node, newcomer)) {
             return false;
         }
     }
@@ -272,7 +272,7 @@ static void admit(tddp_launch_coordinator *coordinator, tddp_launch_participant 
 {
     char name[TDDP_LAUNCH_LIST_BYTES];
     char text[TDDP_LAUNCH_LIST_BYTES + 32];
-    node->standing = TDDP_LAUNCH_MEMBER;
+    node->status = TDDP_LAUNCH_MEMBER;
     drop_note(coordinator, node->entry.id);
     if (node->rank < 0 && node->entry.node_rank < 0) {
         node->rank = take_trace(coordinator, node->entry.host);
@@ -300,7 +300,7 @@ static void make_spare(tddp_launch_coordinator *coordinator, tddp_launch_partici
             "for the others' end",
             opts->run_id, opts->where);
     }
-    node->standing = TDDP_LAUNCH_SPARE;
+    node->status = TDDP_LAUNCH_SPARE;
     add_note(coordinator, node->entry.id, false, text);
 }
 
@@ -326,7 +326,7 @@ static void place_where_none_is_free(tddp_launch_coordinator *coordinator,
     char text[TDDP_LAUNCH_NODE_NOTE_BYTES];
     const tddp_launch_coordinator_opts *opts = &coordinator->opts;
     ask_all(coordinator, node);
-    if (node->standing == TDDP_LAUNCH_SPARE || all_live_since(coordinator, node)) {
+    if (node->status == TDDP_LAUNCH_SPARE || all_live_since(coordinator, node)) {
         (void)snprintf(text, sizeof text,
                        "the job \"%.200s\" at %.200s has its %d nodes already; start more with a "
                        "larger --nnodes on all of them",
@@ -340,7 +340,7 @@ static void place(tddp_launch_coordinator *coordinator, tddp_launch_participant 
 {
     const tddp_launch_participant *other = same_rank(coordinator, node);
     bool full = tddp_launch_coordinator_members(coordinator) >= coordinator->opts.max_nodes;
-    if (node->standing == TDDP_LAUNCH_HELD && other) {
+    if (node->status == TDDP_LAUNCH_PENDING && other) {
         place_same_rank(coordinator, node, other);
     } else if (!full && !coordinator->finishing) {
         /* While workers of another round still end there, the others may go on. */
@@ -350,7 +350,7 @@ static void place(tddp_launch_coordinator *coordinator, tddp_launch_participant 
     } else if (full && !coordinator->opts.elastic &&
                !tddp_launch_coordinator_has_restart(coordinator)) {
         place_where_none_is_free(coordinator, node);
-    } else if (node->standing == TDDP_LAUNCH_HELD) {
+    } else if (node->status == TDDP_LAUNCH_PENDING) {
         ask_all(coordinator, node);
         if (!full || all_live_since(coordinator, node)) {
             make_spare(coordinator, node, full);
@@ -360,7 +360,7 @@ static void place(tddp_launch_coordinator *coordinator, tddp_launch_participant 
 
 void tddp_launch_coordinator_place(tddp_launch_coordinator *coordinator)
 {
-    static const tddp_launch_standing order[] = {TDDP_LAUNCH_SPARE, TDDP_LAUNCH_HELD};
+    static const tddp_launch_node_status order[] = {TDDP_LAUNCH_SPARE, TDDP_LAUNCH_PENDING};
     if (coordinator->adopted) {
         return; /* whose job it is shows in a moment */
     }
@@ -368,7 +368,7 @@ void tddp_launch_coordinator_place(tddp_launch_coordinator *coordinator)
         for (int i = 0; i < coordinator->count && coordinator->status == TDDP_OK &&
                         coordinator->doc.stage != TDDP_LAUNCH_STAGE_ENDED;
              i++) {
-            if (coordinator->nodes[i].standing == order[turn]) {
+            if (coordinator->nodes[i].status == order[turn]) {
                 place(coordinator, &coordinator->nodes[i]);
             }
         }
@@ -397,8 +397,8 @@ void tddp_launch_coordinator_join(tddp_launch_coordinator *coordinator,
     tddp_launch_participant *node = &coordinator->nodes[coordinator->count++];
     *node = (tddp_launch_participant){
         .entry = *entry,
-        .standing = tddp_launch_coordinator_has_refused(coordinator, entry->id) ? TDDP_LAUNCH_OUT
-                                                                                : TDDP_LAUNCH_HELD,
+        .status = tddp_launch_coordinator_has_refused(coordinator, entry->id) ? TDDP_LAUNCH_OUT
+                                                                              : TDDP_LAUNCH_PENDING,
         .rank = entry->rank,
         .round = entry->round,
         .ready = entry->ready > entry->round,

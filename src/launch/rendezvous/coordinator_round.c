@@ -12,7 +12,7 @@ int tddp_launch_coordinator_members(const tddp_launch_coordinator *coordinator)
 {
     int members = 0;
     for (int i = 0; i < coordinator->count; i++) {
-        members += coordinator->nodes[i].standing == TDDP_LAUNCH_MEMBER;
+        members += coordinator->nodes[i].status == TDDP_LAUNCH_MEMBER;
     }
     return members;
 }
@@ -22,7 +22,7 @@ int tddp_launch_coordinator_ready(const tddp_launch_coordinator *coordinator)
     int ready = 0;
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        ready += node->standing == TDDP_LAUNCH_MEMBER && node->ready && node->gone_ns == 0;
+        ready += node->status == TDDP_LAUNCH_MEMBER && node->ready && node->missing_ns == 0;
     }
     return ready;
 }
@@ -112,14 +112,14 @@ static void assign(tddp_launch_coordinator *coordinator, tddp_launch_participant
     for (int pass = 0; pass < 3; pass++) {
         for (int i = 0; i < coordinator->count; i++) {
             tddp_launch_participant *node = &coordinator->nodes[i];
-            if (node->standing == TDDP_LAUNCH_MEMBER && !node->in) {
+            if (node->status == TDDP_LAUNCH_MEMBER && !node->in) {
                 (void)give(holders, count, rank_of_pass(coordinator, node, pass), node);
             }
         }
     }
     for (int i = 0; i < coordinator->count; i++) {
         tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node->standing == TDDP_LAUNCH_MEMBER && !node->in) {
+        if (node->status == TDDP_LAUNCH_MEMBER && !node->in) {
             rest[left++] = node;
         }
     }

@@ -12,24 +12,24 @@
 
 #include "launch/rendezvous/coordinator.h"
 
-/* A HELD newcomer has a node in its way that may be lost; a SPARE knows that there is no place; a
- * MEMBER has one of the `max` places and is in the next round, or in the running one; who is OUT
+/* A PENDING newcomer has a node in its way that may be lost; a SPARE knows that there is no place;
+ * a MEMBER has one of the `max` places and is in the next round, or in the running one; who is OUT
  * has left or was refused, and its entry is still there. */
-typedef enum tddp_launch_standing {
-    TDDP_LAUNCH_HELD,
+typedef enum tddp_launch_node_status {
+    TDDP_LAUNCH_PENDING,
     TDDP_LAUNCH_SPARE,
     TDDP_LAUNCH_MEMBER,
     TDDP_LAUNCH_OUT,
-} tddp_launch_standing;
+} tddp_launch_node_status;
 
 typedef struct tddp_launch_participant {
     tddp_launch_entry entry; /* as it was read last; without `last` */
-    tddp_launch_standing standing;
-    int rank;        /* in its last round, or of one of its host that went; -1: none */
-    int round;       /* its last */
-    int64_t probe;   /* HELD: the one that others must have answered; 0: none yet */
-    int64_t gone_ns; /* when its entry was found missing; 0: it is there */
-    bool adopted;    /* of another coordinator's document, and not seen yet */
+    tddp_launch_node_status status;
+    int rank;           /* in its last round, or of one of its host that went; -1: none */
+    int round;          /* its last */
+    int64_t probe;      /* PENDING: the one that others must have answered; 0: none yet */
+    int64_t missing_ns; /* when its entry was found missing; 0: it is there */
+    bool adopted;       /* of another coordinator's document, and not seen yet */
     bool ready;
     bool in;   /* the running round */
     bool done; /* with the running round */
@@ -45,7 +45,7 @@ struct tddp_launch_coordinator {
     int count;
     bool adopted;         /* none of the document's nodes was seen yet */
     bool finishing;       /* someone is done with the running round */
-    int64_t patient_ns;   /* until when a node that is missing has settle_ns; 0: no node has */
+    int64_t patient_ns;   /* until when a node that is missing has takeover_ns; 0: no node has */
     int64_t gathering_ns; /* since when */
     int64_t enough_ns;    /* since when there are enough for a round; 0: there are not */
     int64_t report_ns;    /* when to report next */

@@ -50,7 +50,7 @@ static int list_nodes(const tddp_launch_coordinator *coordinator, bool unready, 
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
         char name[TDDP_LAUNCH_LIST_BYTES];
-        if (node->standing != TDDP_LAUNCH_MEMBER || (unready && node->ready)) {
+        if (node->status != TDDP_LAUNCH_MEMBER || (unready && node->ready)) {
             continue;
         }
         add(text, "%s%s", listed++ ? ", " : "", tddp_launch_coordinator_name(node, name));
@@ -64,7 +64,7 @@ static bool has_rank(const tddp_launch_coordinator *coordinator, int rank)
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
         int its = node->entry.node_rank >= 0 ? node->entry.node_rank : node->rank;
-        if (node->standing == TDDP_LAUNCH_MEMBER && its == rank) {
+        if (node->status == TDDP_LAUNCH_MEMBER && its == rank) {
             return true;
         }
     }
@@ -78,7 +78,7 @@ static int list_missing(const tddp_launch_coordinator *coordinator, char *text)
     text[0] = '\0';
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node->standing == TDDP_LAUNCH_MEMBER && node->entry.node_rank < 0 && node->rank < 0 &&
+        if (node->status == TDDP_LAUNCH_MEMBER && node->entry.node_rank < 0 && node->rank < 0 &&
             !node->entry.hosting) {
             return 0;
         }

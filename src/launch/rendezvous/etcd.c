@@ -99,7 +99,7 @@ static tddp_status connect_link(tddp_launch_link *link, int64_t limit_ms)
     char key[KEY_BYTES];
     tddp_wait wait = {limit_ms, link->cancel};
     tddp_etcd_answer answer = {0};
-    link->gone = false;
+    link->refused = false;
     link->why[0] = '\0';
     forget_list(c);
     tddp_status status =

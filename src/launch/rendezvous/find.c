@@ -28,8 +28,8 @@ typedef struct search {
     int64_t deadline;   /* INT64_MAX: none, as long as workers run */
     int64_t report_at;
     int64_t host_at;
-    bool gone;   /* nobody is there any more, and that was told */
-    bool silent; /* that nobody answers was told */
+    bool refused; /* nobody is there any more, and the agent knows */
+    bool silent;  /* the agent knows that nobody answers */
 } search;
 
 static void name_host(const tddp_launch_node *node, char name[NAME_BYTES])
@@ -54,7 +54,7 @@ static void describe_tried(const tddp_launch_node *node, const char *why, char t
     }
 }
 
-static void tell(tddp_launch_node *node, char *line)
+static void notify(tddp_launch_node *node, char *line)
 {
     if (line) {
         tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, line);
@@ -100,21 +100,21 @@ static void give_up_search(tddp_launch_node *node, const char *why)
 
 /* Nobody is there: who served the store has ended, and its workers with it. Another one may come
  * in a moment. */
-static void note_gone(tddp_launch_node *node, search *s)
+static void note_refused(tddp_launch_node *node, search *s)
 {
     char name[NAME_BYTES];
-    if (s->gone) {
+    if (s->refused) {
         return;
     }
     name_host(node, name);
-    s->gone = true;
+    s->refused = true;
     s->deadline = tddp_deadline_after_ms(node->times.return_ms);
     char *text = tddp_format("%s is lost: %s", name, node->link.why);
     if (text && node->part != TDDP_LAUNCH_AWAITING) {
         tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_CHANGED, text);
         free(text);
     } else {
-        tell(node, text);
+        notify(node, text);
     }
 }
 
@@ -129,7 +129,7 @@ static void note_silent(tddp_launch_node *node, search *s)
     name_host(node, name);
     if (!s->silent && silence_ms >= REACH_MS) {
         s->silent = true;
-        tell(node, tddp_format("%s does not answer: %s", name, node->link.why));
+        notify(node, tddp_format("%s does not answer: %s", name, node->link.why));
     }
     if (elastic && node->part != TDDP_LAUNCH_AWAITING && silence_ms >= limit_ms) {
         char *text = tddp_format("%s has not answered for %lld s: the other nodes go on without "
@@ -150,7 +150,7 @@ static void note_silent(tddp_launch_node *node, search *s)
  * without a restart left nothing comes after it. */
 static void note_failure(tddp_launch_node *node)
 {
-    bool failed = node->orders.failed || node->entry.failed == node->entry.round;
+    bool failed = node->requests.failed || node->entry.failed == node->entry.round;
     if (node->part != TDDP_LAUNCH_WORKING || !failed) {
         return;
     }
@@ -178,9 +178,9 @@ static int64_t attempt_ms(const tddp_launch_node *node)
 static bool go_on(tddp_launch_node *node, search *s)
 {
     char tried[TRIED_BYTES];
-    if (s->reason && node->was_in && node->link.gone) {
-        note_gone(node, s);
-    } else if (s->reason && node->was_in && !s->gone) {
+    if (s->reason && node->was_in && node->link.refused) {
+        note_refused(node, s);
+    } else if (s->reason && node->was_in && !s->refused) {
         note_silent(node, s);
     }
     note_failure(node);
@@ -201,8 +201,8 @@ static bool go_on(tddp_launch_node *node, search *s)
     if (node->part == TDDP_LAUNCH_AWAITING && tddp_now_ns() >= s->report_at) {
         s->report_at = tddp_deadline_after_ms(node->times.report_ms);
         describe_tried(node, node->link.why, tried);
-        tell(node,
-             tddp_format("looking for who leads the job \"%s\": tried %s", node->run_id, tried));
+        notify(node,
+               tddp_format("looking for who leads the job \"%s\": tried %s", node->run_id, tried));
     }
     return true;
 }
@@ -225,7 +225,7 @@ static void be_connected(tddp_launch_node *node, const search *s)
     char name[NAME_BYTES];
     if (s->silent) {
         name_host(node, name);
-        tell(node, tddp_format("%s answers again", name));
+        notify(node, tddp_format("%s answers again", name));
     }
     if (!node->options->local_addr) {
         find_address(node);
@@ -249,7 +249,7 @@ bool tddp_launch_node_connect(tddp_launch_node *node, const char *reason)
         .host_at = tddp_deadline_after_ms(HOST_EVERY_MS),
     };
     for (;;) {
-        if (node->orders.leave || node->orders.quit) {
+        if (node->requests.leave || node->requests.quit) {
             node->over = true;
             return false;
         }
@@ -267,7 +267,7 @@ bool tddp_launch_node_connect(tddp_launch_node *node, const char *reason)
         }
         if (status == TDDP_CANCELED || tddp_net_sleep(tddp_deadline_after_ms(pause_ms),
                                                       tddp_cancel_fd(node->cancel)) != TDDP_OK) {
-            (void)tddp_launch_node_take_orders(node);
+            (void)tddp_launch_node_take_requests(node);
         }
         int64_t longest_ms = node->was_in ? SHORT_PAUSE_MS : LAST_PAUSE_MS;
         pause_ms = pause_ms * 2 < longest_ms ? pause_ms * 2 : longest_ms;
@@ -285,7 +285,7 @@ void tddp_launch_node_await_leader(tddp_launch_node *node)
     } else if (tddp_now_ns() >= node->report_at) {
         node->report_at = tddp_deadline_after_ms(node->times.report_ms);
         describe_tried(node, why, tried);
-        tell(node,
-             tddp_format("looking for who leads the job \"%s\": tried %s", node->run_id, tried));
+        notify(node,
+               tddp_format("looking for who leads the job \"%s\": tried %s", node->run_id, tried));
     }
 }

@@ -64,7 +64,7 @@ static bool find_store(tddp_launch_node *node)
     while (node->link.backend->connect(&node->link, DEFER_MS) != TDDP_OK) {
         if (tddp_now_ns() >= deadline || (tddp_net_sleep(tddp_deadline_after_ms(STEP_MS),
                                                          tddp_cancel_fd(node->cancel)) != TDDP_OK &&
-                                          !tddp_launch_node_take_orders(node))) {
+                                          !tddp_launch_node_take_requests(node))) {
             return false;
         }
     }
@@ -83,7 +83,7 @@ static tddp_status serve_unless_served(tddp_launch_node *node)
         return TDDP_OUT_OF_MEMORY;
     }
     bool found = find_store(node);
-    bool told_to_end = node->orders.leave || node->orders.quit;
+    bool told_to_end = node->requests.leave || node->requests.quit;
     node->candidate = found;
     status = found || told_to_end ? TDDP_OK : tddp_fail(TDDP_ADDRESS_IN_USE, "%s", reason);
     free(reason);

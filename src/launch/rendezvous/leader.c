@@ -11,7 +11,7 @@
 
 enum { LEAD_MS = 500 };
 
-void tddp_launch_node_depose(tddp_launch_node *node)
+void tddp_launch_node_step_down(tddp_launch_node *node)
 {
     tddp_launch_coordinator_free(node->coordinator);
     node->coordinator = NULL;
@@ -51,9 +51,9 @@ static tddp_status create_coordinator(tddp_launch_node *node)
         .return_ns = times->reconnect_ms * TDDP_NS_PER_MS,
         .join_timeout_ns = times->join_ms * TDDP_NS_PER_MS,
         .last_call_ns = times->last_call_ms * TDDP_NS_PER_MS,
-        .settle_ns = times->settle_ms * TDDP_NS_PER_MS,
+        .takeover_ns = times->takeover_ms * TDDP_NS_PER_MS,
         .report_every_ns = times->report_ms * TDDP_NS_PER_MS,
-        .goodbye_ns = times->close_ms * TDDP_NS_PER_MS,
+        .close_ns = times->close_ms * TDDP_NS_PER_MS,
     };
     tddp_status status = tddp_launch_coordinator_create(&opts, tddp_now_ns(), &node->coordinator);
     node->written = 0;
@@ -129,7 +129,7 @@ tddp_status tddp_launch_node_lead(tddp_launch_node *node)
     bool own = strcmp(node->view.leader, node->link.id) == 0;
     tddp_status status = TDDP_OK;
     if (node->leads && !own) {
-        tddp_launch_node_depose(node);
+        tddp_launch_node_step_down(node);
     }
     if (node->candidate && !node->leads && (own || !node->view.leader[0]) && may_try(node)) {
         status = node->link.backend->lead(&node->link);
@@ -143,7 +143,7 @@ tddp_status tddp_launch_node_lead(tddp_launch_node *node)
         status = decide(node);
     }
     if (status == TDDP_NOT_FOUND) { /* another one was quicker */
-        tddp_launch_node_depose(node);
+        tddp_launch_node_step_down(node);
         return TDDP_OK;
     }
     return status;

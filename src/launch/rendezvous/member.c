@@ -1,6 +1,6 @@
 /*
  * A node's way through the rounds of a job. The thread has one wait: for a change of what is kept
- * where the nodes meet, which an order of the agent, the next sign of life or the coordinator's
+ * where the nodes meet, which a request of the agent, the next sign of life or the coordinator's
  * next deadline ends early. Then it leads, if that is its part, and does what the document says.
  * Invariant: `part` is WORKING exactly between the agent's JOINED and the notification that the
  * round is over, and the entry is ready for no round before the agent has cleared away the last.
@@ -21,13 +21,13 @@ enum {
                              its node is gone; beyond the moment at which silence is loss */
     LATE_MS = 200,        /* a thread that is later than that was held up */
     TURN_MS = 100,        /* while the workers' store is not reached */
-    GOODBYE_MS = 500,     /* for the host, once the others have had their time to read the end */
+    CLOSE_MS = 500,       /* for the host, once the others have had their time to read the end */
 };
 
 void tddp_launch_node_send_notification(tddp_launch_node *node,
                                         tddp_launch_notification notification, const char *text)
 {
-    tddp_launch_rendezvous_send_notification(node->mailbox, notification, NULL, text);
+    tddp_launch_rendezvous_send_notification(node->rendezvous, notification, NULL, text);
 }
 
 void tddp_launch_node_give_up(tddp_launch_node *node, const char *text)
@@ -36,11 +36,12 @@ void tddp_launch_node_give_up(tddp_launch_node *node, const char *text)
     node->over = true;
 }
 
-/* --- orders ---------------------------------------------------------------------------------- */
+/* --- requests ----------------------------------------------------------------------------------
+ */
 
-bool tddp_launch_node_take_orders(tddp_launch_node *node)
+bool tddp_launch_node_take_requests(tddp_launch_node *node)
 {
-    tddp_launch_orders come = tddp_launch_rendezvous_orders(node->mailbox);
+    tddp_launch_requests come = tddp_launch_rendezvous_requests(node->rendezvous);
     tddp_launch_entry *entry = &node->entry;
     /* What is told is of the round that works; later rounds have not begun before `again`. */
     if (node->part == TDDP_LAUNCH_WORKING && come.done) {
@@ -48,19 +49,19 @@ bool tddp_launch_node_take_orders(tddp_launch_node *node)
         node->entry_changed = true;
     }
     if (node->part == TDDP_LAUNCH_WORKING && come.failed) {
-        node->orders.failed = true;
+        node->requests.failed = true;
         memcpy(entry->text, come.failure, sizeof entry->text);
         node->report_failure_at =
             come.after_peer ? tddp_deadline_after_ms(node->times.silence_ms + AFTER_PEER_MS)
                             : tddp_now_ns();
     }
     if (come.leave) {
-        node->orders.leave = true;
+        node->requests.leave = true;
         (void)snprintf(entry->leave_text, sizeof entry->leave_text, "%s", come.leave_text);
     }
-    node->orders.quit |= come.quit;
+    node->requests.quit |= come.quit;
     node->clear |= come.again;
-    return !node->orders.leave && !node->orders.quit;
+    return !node->requests.leave && !node->requests.quit;
 }
 
 /* --- what this node says --------------------------------------------------------------------- */
@@ -68,9 +69,9 @@ bool tddp_launch_node_take_orders(tddp_launch_node *node)
 static void update_entry(tddp_launch_node *node)
 {
     tddp_launch_entry *entry = &node->entry;
-    if (node->orders.failed && tddp_now_ns() >= node->report_failure_at) {
+    if (node->requests.failed && tddp_now_ns() >= node->report_failure_at) {
         entry->failed = entry->round;
-        node->orders.failed = false;
+        node->requests.failed = false;
         node->report_failure_at = INT64_MAX;
         node->entry_changed = true;
     }
@@ -103,8 +104,8 @@ static tddp_status put_entry(tddp_launch_node *node)
         status = node->link.backend->lead(&node->link);
         status = status == TDDP_NOT_FOUND ? TDDP_OK : status; /* the next view tells */
     }
-    if (status == TDDP_CANCELED) { /* an order for a node whose host does not answer */
-        (void)tddp_launch_node_take_orders(node);
+    if (status == TDDP_CANCELED) { /* a request for a node whose host does not answer */
+        (void)tddp_launch_node_take_requests(node);
         status = tddp_fail(TDDP_NETWORK, "interrupted");
     }
     tddp_bytes_free(&text);
@@ -157,13 +158,13 @@ static tddp_status act(tddp_launch_node *node)
     return status;
 }
 
-/* Waits for a change, an order, or something due. */
+/* Waits for a change, a request, or something due. */
 static tddp_status await_change(tddp_launch_node *node)
 {
     tddp_status status =
         node->link.backend->watch(&node->link, tddp_deadline_poll_ms(next_turn(node)), &node->view);
     node->viewed |= status == TDDP_OK;
-    if (status == TDDP_CANCELED && !tddp_launch_node_take_orders(node)) {
+    if (status == TDDP_CANCELED && !tddp_launch_node_take_requests(node)) {
         node->over = true;
     }
     return status == TDDP_CANCELED || status == TDDP_TIMEOUT ? TDDP_OK : status;
@@ -193,7 +194,7 @@ static tddp_status take_part(tddp_launch_node *node)
 /* --- the end --------------------------------------------------------------------------------- */
 
 /* Says that this node goes, with what it has not said yet. */
-static tddp_status say_goodbye(tddp_launch_node *node)
+static tddp_status announce_leave(tddp_launch_node *node)
 {
     node->report_failure_at = tddp_now_ns();
     update_entry(node);
@@ -213,7 +214,7 @@ static tddp_status say_goodbye(tddp_launch_node *node)
  * it, gives the others time to read the job's end. */
 static void linger(tddp_launch_node *node)
 {
-    int64_t deadline = tddp_deadline_after_ms(GOODBYE_MS);
+    int64_t deadline = tddp_deadline_after_ms(CLOSE_MS);
     tddp_status status = TDDP_OK;
     bool ended = false;
     do {
@@ -221,7 +222,7 @@ static void linger(tddp_launch_node *node)
         status = node->link.backend->watch(
             &node->link, tddp_deadline_poll_ms(due < deadline ? due : deadline), &node->view);
         if (status == TDDP_CANCELED) {
-            (void)tddp_launch_node_take_orders(node);
+            (void)tddp_launch_node_take_requests(node);
         }
         status = status == TDDP_CANCELED || status == TDDP_TIMEOUT ? TDDP_OK : status;
         status = status == TDDP_OK ? tddp_launch_node_lead(node) : status;
@@ -229,11 +230,11 @@ static void linger(tddp_launch_node *node)
         if (!ended && decides &&
             tddp_launch_coordinator_state(decides)->stage == TDDP_LAUNCH_STAGE_ENDED) {
             ended = true;
-            deadline = tddp_deadline_after_ms(node->times.close_ms + GOODBYE_MS);
+            deadline = tddp_deadline_after_ms(node->times.close_ms + CLOSE_MS);
         }
         ended &= decides && !node->link.backend->survives &&
                  !tddp_launch_coordinator_over(decides, tddp_now_ns());
-    } while (status == TDDP_OK && ended && !node->orders.quit && tddp_now_ns() < deadline);
+    } while (status == TDDP_OK && ended && !node->requests.quit && tddp_now_ns() < deadline);
 }
 
 static void take_leave(tddp_launch_node *node)
@@ -241,7 +242,7 @@ static void take_leave(tddp_launch_node *node)
     if (!node->viewed || node->refused) {
         return;
     }
-    tddp_status status = say_goodbye(node);
+    tddp_status status = announce_leave(node);
     if (status == TDDP_OK && node->leads) {
         linger(node);
     }
@@ -268,7 +269,7 @@ void tddp_launch_node_run(tddp_launch_node *node)
             connected = false;
             free(reason);
             reason = tddp_copy_string(tddp_error_message());
-            tddp_launch_node_depose(node);
+            tddp_launch_node_step_down(node);
             if (!reason) {
                 tddp_launch_node_give_up(node, "out of memory");
             }
@@ -278,7 +279,7 @@ void tddp_launch_node_run(tddp_launch_node *node)
     if (connected) {
         take_leave(node);
     }
-    tddp_launch_node_depose(node);
+    tddp_launch_node_step_down(node);
     node->link.backend->close(&node->link);
     tddp_store_server_stop(node->host);
     tddp_store_server_stop(node->workers);
@@ -319,7 +320,7 @@ static void describe_job(const tddp_launch_options *options, char text[TDDP_LAUN
 
 tddp_status tddp_launch_node_create(const tddp_launch_options *options,
                                     const tddp_launch_times *times, const char *run_id,
-                                    int local_size, tddp_launch_rendezvous *mailbox,
+                                    int local_size, tddp_launch_rendezvous *rendezvous,
                                     tddp_cancel *cancel, tddp_launch_node **out)
 {
     tddp_launch_node *made = tddp_alloc(sizeof *made);
@@ -331,7 +332,7 @@ tddp_status tddp_launch_node_create(const tddp_launch_options *options,
         .times = *times,
         .run_id = run_id,
         .local_size = local_size,
-        .mailbox = mailbox,
+        .rendezvous = rendezvous,
         .cancel = cancel,
         .link = {.backend =
                      options->backend == TDDP_LAUNCH_ETCD ? &tddp_launch_etcd : &tddp_launch_c10d,

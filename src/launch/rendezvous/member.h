@@ -16,7 +16,7 @@
 #include "launch/rendezvous/rendezvous.h"
 
 /* What the agent wants of the thread. */
-typedef struct tddp_launch_orders {
+typedef struct tddp_launch_requests {
     bool done;
     bool failed;
     bool after_peer; /* with `failed`: others know more, so they have the message first */
@@ -25,12 +25,13 @@ typedef struct tddp_launch_orders {
     bool quit;
     char failure[TDDP_LAUNCH_NOTIFICATION_BYTES];
     char leave_text[256];
-} tddp_launch_orders;
+} tddp_launch_requests;
 
-/* --- rendezvous.c: the mailbox --------------------------------------------------------------- */
+/* --- rendezvous.c: the rendezvous ---------------------------------------------------------------
+ */
 
-/* Takes the orders that came since the last time, and calms the cancel token; `quit` stays. */
-tddp_launch_orders tddp_launch_rendezvous_orders(tddp_launch_rendezvous *rendezvous);
+/* Takes the requests that came since the last time, and calms the cancel token; `quit` stays. */
+tddp_launch_requests tddp_launch_rendezvous_requests(tddp_launch_rendezvous *rendezvous);
 
 /* News for the agent; `world` only for JOINED. */
 void tddp_launch_rendezvous_send_notification(tddp_launch_rendezvous *rendezvous,
@@ -52,8 +53,8 @@ typedef struct tddp_launch_node {
     char job[TDDP_LAUNCH_JOB_BYTES];         /* the settings that all nodes share */
     char where[TDDP_LAUNCH_HOST_BYTES + 32]; /* the endpoint, for texts */
     int local_size;
-    tddp_launch_rendezvous *mailbox;
-    tddp_cancel *cancel; /* triggered with every order */
+    tddp_launch_rendezvous *rendezvous;
+    tddp_cancel *cancel; /* triggered with every request */
     tddp_launch_link link;
     tddp_store_server *host; /* NULL: this node does not serve the endpoint's store */
     bool candidate;          /* it may lead */
@@ -73,13 +74,13 @@ typedef struct tddp_launch_node {
     bool refused; /* the job has not taken it, or not again */
     bool ended;   /* the job has ended */
     bool over;    /* nothing more is to be done but to take leave */
-    tddp_launch_orders orders;
+    tddp_launch_requests requests;
     int64_t report_failure_at; /* when a failure that others may know more of is told; INT64_MAX:
                                   none */
     int64_t beat_at;
     int64_t heard_ns;  /* when a sign of life of this node was answered last */
     int64_t began_ns;  /* since when a round, or a leader, is waited for */
-    int64_t report_at; /* when to tell what is waited for */
+    int64_t report_at; /* when to report what is waited for */
     int64_t started;   /* the last job that was seen under way; 0: none */
     int64_t reported;  /* its last status line */
     char spare_text[TDDP_LAUNCH_NODE_NOTE_BYTES]; /* what this node was told as a spare */
@@ -94,7 +95,7 @@ typedef struct tddp_launch_node {
 TDDP_NODISCARD tddp_status tddp_launch_node_create(const tddp_launch_options *options,
                                                    const tddp_launch_times *times,
                                                    const char *run_id, int local_size,
-                                                   tddp_launch_rendezvous *mailbox,
+                                                   tddp_launch_rendezvous *rendezvous,
                                                    tddp_cancel *cancel, tddp_launch_node **out);
 void tddp_launch_node_free(tddp_launch_node *node);
 
@@ -103,8 +104,8 @@ void tddp_launch_node_run(tddp_launch_node *node);
 
 /* --- member.c, for the others ---------------------------------------------------------------- */
 
-/* Takes new orders in; false if the node is to go. */
-bool tddp_launch_node_take_orders(tddp_launch_node *node);
+/* Takes new requests in; false if the node is to go. */
+bool tddp_launch_node_take_requests(tddp_launch_node *node);
 
 /* Tell the agent. */
 void tddp_launch_node_send_notification(tddp_launch_node *node,
@@ -119,7 +120,7 @@ void tddp_launch_node_give_up(tddp_launch_node *node, const char *text);
 TDDP_NODISCARD tddp_status tddp_launch_node_lead(tddp_launch_node *node);
 
 /* Decides no more: another node leads, or the connection is lost. */
-void tddp_launch_node_depose(tddp_launch_node *node);
+void tddp_launch_node_step_down(tddp_launch_node *node);
 
 /* By when tddp_launch_node_lead() is due, changed or not; INT64_MAX: time does not count. */
 int64_t tddp_launch_node_lead_due(const tddp_launch_node *node);

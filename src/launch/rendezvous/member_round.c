@@ -24,7 +24,7 @@ void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_notificatio
         tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, text);
     }
     node->part = TDDP_LAUNCH_AWAITING;
-    node->orders.failed = false;
+    node->requests.failed = false;
     node->report_failure_at = INT64_MAX;
     node->began_ns = tddp_now_ns();
 }
@@ -42,7 +42,7 @@ static void begin_work(tddp_launch_node *node)
 {
     node->part = TDDP_LAUNCH_WORKING;
     node->clear = false;
-    tddp_launch_rendezvous_send_notification(node->mailbox, TDDP_LAUNCH_NOTIFICATION_JOINED,
+    tddp_launch_rendezvous_send_notification(node->rendezvous, TDDP_LAUNCH_NOTIFICATION_JOINED,
                                              &node->world, "");
 }
 

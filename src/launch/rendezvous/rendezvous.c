@@ -1,9 +1,9 @@
 /*
- * The mailbox between the agent and the rendezvous thread, and the thread's life. The thread alone
- * uses the store, whose calls block; the agent's poll must not. Orders go one way (with a cancel
- * token that ends the thread's wait), notification the other (with a second token as a bell).
- * Invariant: `lock` guards orders, the queue of notifications and `over`; the token is triggered
- * and calmed under it, so no order is missed. What the thread does is member.c's.
+ * What passes between the agent and the rendezvous thread, and the thread's life. The thread alone
+ * uses the store, whose calls block; the agent's poll must not. Requests go one way (with a cancel
+ * token that ends the thread's wait), notification the other (with a second token for the agent).
+ * Invariant: `lock` guards requests, the queue of notifications and `over`; the token is triggered
+ * and calmed under it, so no request is missed. What the thread does is member.c's.
  */
 #include <poll.h>
 #include <stdlib.h>
@@ -27,8 +27,8 @@ struct tddp_launch_rendezvous {
     pthread_t thread;
     pthread_mutex_t lock;
     tddp_cancel *cancel;
-    tddp_cancel *bell; /* notifications are queued */
-    tddp_launch_orders orders;
+    tddp_cancel *notified; /* notifications are queued */
+    tddp_launch_requests requests;
     queued_notification *first;
     queued_notification **last; /* where the next one is appended */
     bool over;
@@ -55,18 +55,18 @@ void tddp_launch_rendezvous_send_notification(tddp_launch_rendezvous *rendezvous
     pthread_mutex_lock(&rendezvous->lock);
     *rendezvous->last = made;
     rendezvous->last = &made->next;
-    tddp_cancel_trigger(rendezvous->bell);
+    tddp_cancel_trigger(rendezvous->notified);
     pthread_mutex_unlock(&rendezvous->lock);
 }
 
-tddp_launch_orders tddp_launch_rendezvous_orders(tddp_launch_rendezvous *rendezvous)
+tddp_launch_requests tddp_launch_rendezvous_requests(tddp_launch_rendezvous *rendezvous)
 {
     pthread_mutex_lock(&rendezvous->lock);
-    tddp_launch_orders orders = rendezvous->orders;
-    rendezvous->orders = (tddp_launch_orders){.quit = orders.quit};
+    tddp_launch_requests requests = rendezvous->requests;
+    rendezvous->requests = (tddp_launch_requests){.quit = requests.quit};
     tddp_cancel_reset(rendezvous->cancel);
     pthread_mutex_unlock(&rendezvous->lock);
-    return orders;
+    return requests;
 }
 
 static void *body(void *data)
@@ -75,7 +75,7 @@ static void *body(void *data)
     tddp_launch_node_run(rendezvous->node);
     pthread_mutex_lock(&rendezvous->lock);
     rendezvous->over = true;
-    tddp_cancel_trigger(rendezvous->bell);
+    tddp_cancel_trigger(rendezvous->notified);
     pthread_mutex_unlock(&rendezvous->lock);
     return NULL;
 }
@@ -91,7 +91,7 @@ static void release(tddp_launch_rendezvous *rendezvous)
         each = next;
     }
     tddp_cancel_free(rendezvous->cancel);
-    tddp_cancel_free(rendezvous->bell);
+    tddp_cancel_free(rendezvous->notified);
     (void)pthread_mutex_destroy(&rendezvous->lock);
     free(rendezvous);
 }
@@ -106,7 +106,7 @@ tddp_status tddp_launch_rendezvous_start(const tddp_launch_options *options,
     }
     made->last = &made->first;
     (void)pthread_mutex_init(&made->lock, NULL);
-    tddp_status status = tddp_cancel_create(&made->bell);
+    tddp_status status = tddp_cancel_create(&made->notified);
     if (status == TDDP_OK) {
         status = tddp_cancel_create(&made->cancel);
     }
@@ -127,7 +127,7 @@ tddp_status tddp_launch_rendezvous_start(const tddp_launch_options *options,
 
 int tddp_launch_rendezvous_fd(const tddp_launch_rendezvous *rendezvous)
 {
-    return tddp_cancel_fd(rendezvous->bell);
+    return tddp_cancel_fd(rendezvous->notified);
 }
 
 tddp_launch_notification tddp_launch_rendezvous_next(tddp_launch_rendezvous *rendezvous,
@@ -135,7 +135,7 @@ tddp_launch_notification tddp_launch_rendezvous_next(tddp_launch_rendezvous *ren
                                                      char text[TDDP_LAUNCH_NOTIFICATION_BYTES])
 {
     pthread_mutex_lock(&rendezvous->lock);
-    tddp_cancel_reset(rendezvous->bell);
+    tddp_cancel_reset(rendezvous->notified);
     queued_notification *taken = rendezvous->first;
     if (taken) {
         rendezvous->first = taken->next;
@@ -160,20 +160,20 @@ void tddp_launch_rendezvous_report(tddp_launch_rendezvous *rendezvous, tddp_laun
                                    const char *text)
 {
     pthread_mutex_lock(&rendezvous->lock);
-    tddp_launch_orders *orders = &rendezvous->orders;
+    tddp_launch_requests *requests = &rendezvous->requests;
     switch (state) {
     case TDDP_LAUNCH_NODE_DONE:
-        orders->done = true;
+        requests->done = true;
         break;
     case TDDP_LAUNCH_NODE_FAILED:
     case TDDP_LAUNCH_NODE_FAILED_AFTER_PEER:
-        orders->failed = true;
-        orders->after_peer = state == TDDP_LAUNCH_NODE_FAILED_AFTER_PEER;
-        (void)snprintf(orders->failure, sizeof orders->failure, "%s", text);
+        requests->failed = true;
+        requests->after_peer = state == TDDP_LAUNCH_NODE_FAILED_AFTER_PEER;
+        (void)snprintf(requests->failure, sizeof requests->failure, "%s", text);
         break;
     case TDDP_LAUNCH_NODE_LEAVE:
-        orders->leave = true;
-        (void)snprintf(orders->leave_text, sizeof orders->leave_text, "%s", text);
+        requests->leave = true;
+        (void)snprintf(requests->leave_text, sizeof requests->leave_text, "%s", text);
         break;
     }
     tddp_cancel_trigger(rendezvous->cancel);
@@ -183,7 +183,7 @@ void tddp_launch_rendezvous_report(tddp_launch_rendezvous *rendezvous, tddp_laun
 void tddp_launch_rendezvous_again(tddp_launch_rendezvous *rendezvous)
 {
     pthread_mutex_lock(&rendezvous->lock);
-    rendezvous->orders.again = true;
+    rendezvous->requests.again = true;
     tddp_cancel_trigger(rendezvous->cancel);
     pthread_mutex_unlock(&rendezvous->lock);
 }
@@ -201,10 +201,10 @@ static bool await_over(tddp_launch_rendezvous *rendezvous)
 {
     int64_t deadline = tddp_deadline_after_ms(END_MS);
     while (!tddp_launch_rendezvous_over(rendezvous)) {
-        if (tddp_net_poll(tddp_cancel_fd(rendezvous->bell), POLLIN, deadline, -1) != TDDP_OK) {
+        if (tddp_net_poll(tddp_cancel_fd(rendezvous->notified), POLLIN, deadline, -1) != TDDP_OK) {
             return false;
         }
-        tddp_cancel_reset(rendezvous->bell);
+        tddp_cancel_reset(rendezvous->notified);
     }
     return true;
 }
@@ -215,7 +215,7 @@ void tddp_launch_rendezvous_end(tddp_launch_rendezvous *rendezvous)
         return;
     }
     pthread_mutex_lock(&rendezvous->lock);
-    rendezvous->orders.quit = true;
+    rendezvous->requests.quit = true;
     tddp_cancel_trigger(rendezvous->cancel);
     pthread_mutex_unlock(&rendezvous->lock);
     if (!await_over(rendezvous)) {

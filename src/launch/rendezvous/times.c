@@ -14,7 +14,7 @@ enum {
     MOST_READ_MS = 5000,
     RECONNECT_MS = 200,
     RETURN_MS = 1000,
-    SETTLE_MS = 2000,
+    TAKEOVER_MS = 2000,
 };
 
 static int64_t least(int64_t a, int64_t b)
@@ -48,7 +48,7 @@ tddp_launch_times tddp_launch_times_of(const tddp_launch_options *options)
         .close_ms = (int64_t)conf->close_timeout * 1000,
         .reconnect_ms = RECONNECT_MS,
         .return_ms = RETURN_MS,
-        .settle_ms = SETTLE_MS,
+        .takeover_ms = TAKEOVER_MS,
         .report_ms = (int64_t)conf->report_interval * 1000,
     };
 }

@@ -163,9 +163,9 @@ static inline void open_coordinator_of(int min, int max, int restarts, bool hand
         .return_ns = 200 * MS,
         .join_timeout_ns = 600 * SECOND,
         .last_call_ns = 30 * SECOND,
-        .settle_ns = 2 * SECOND,
+        .takeover_ns = 2 * SECOND,
         .report_every_ns = 10 * SECOND,
-        .goodbye_ns = 3 * SECOND,
+        .close_ns = 3 * SECOND,
     };
     now = 1000 * SECOND;
     memset(there, 0, sizeof there);

@@ -11,9 +11,9 @@ static int any(int below)
 
 /* What the test knows of a slot. */
 static struct {
-    int64_t gone_ns; /* when its entry went last */
-    bool out;        /* refused, or it has left */
-    int last_round;  /* plus one */
+    int64_t missing_ns; /* when its entry went last */
+    bool out;           /* refused, or it has left */
+    int last_round;     /* plus one */
 } known[SLOTS + 1];
 
 static void check_round(int min, int max, int last_round)
@@ -37,8 +37,8 @@ static void any_event(int round)
 {
     int slot = 1 + any(SLOTS);
     if (!there[slot]) {
-        if (known[slot].gone_ns != 0 && !known[slot].out &&
-            now - known[slot].gone_ns < 3 * SECOND) {
+        if (known[slot].missing_ns != 0 && !known[slot].out &&
+            now - known[slot].missing_ns < 3 * SECOND) {
             there[slot] = any(3) == 0; /* the same process; it may count as lost, or not */
         } else if (any(3) == 0) {
             char host[2] = {(char)('a' + any(4)), '\0'};
@@ -76,7 +76,7 @@ static void any_event(int round)
         break;
     case 6:
         there[slot] = false;
-        known[slot].gone_ns = now;
+        known[slot].missing_ns = now;
         break;
     default:
         nodes[slot].round = known[slot].last_round - 1;

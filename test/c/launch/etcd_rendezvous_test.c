@@ -45,7 +45,7 @@ static void set_up(int min_nodes, int max_nodes, int heartbeat_timeout)
     };
     times = tddp_launch_times_of(&options);
     times.last_call_ms = 50;
-    times.settle_ms = 100;
+    times.takeover_ms = 100;
 }
 
 static void start_node(int index)
