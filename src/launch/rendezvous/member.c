@@ -105,8 +105,8 @@ static tddp_status put_entry(tddp_launch_node *node)
         status = status == TDDP_NOT_FOUND ? TDDP_OK : status; /* the next view tells */
     }
     if (status == TDDP_CANCELED) { /* a request for a node whose host does not answer */
-        (void)tddp_launch_node_take_requests(node);
-        status = tddp_fail(TDDP_NETWORK, "interrupted");
+        node->over = !tddp_launch_node_take_requests(node);
+        status = node->over ? TDDP_OK : tddp_fail(TDDP_NETWORK, "interrupted");
     }
     tddp_bytes_free(&text);
     node->beat_at = tddp_deadline_after_ms(node->times.beat_ms);
@@ -177,7 +177,7 @@ static tddp_status take_part(tddp_launch_node *node)
     while (status == TDDP_OK && !node->over) {
         update_entry(node);
         status = put_entry(node);
-        if (status == TDDP_OK && node->viewed) {
+        if (status == TDDP_OK && node->viewed && !node->over) {
             status = act(node);
             update_entry(node);
         }
