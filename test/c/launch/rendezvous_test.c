@@ -114,13 +114,19 @@ static void host_rendezvous(void)
     }
 }
 
-static void start_host(void)
+/* `wait_fd` >= 0: once something can be read there. */
+static pid_t fork_host(int wait_fd)
 {
-    host = fork();
-    CHECK(host >= 0);
-    if (host == 0) {
+    pid_t made = fork();
+    CHECK(made >= 0);
+    if (made == 0) {
+        char byte;
+        if (wait_fd >= 0) {
+            CHECK_INT(read(wait_fd, &byte, 1), 1);
+        }
         host_rendezvous();
     }
+    return made;
 }
 
 static void signal_host(int number)
@@ -133,7 +139,7 @@ static void signal_host(int number)
 /* Host and node, in a round. */
 static void start_round(void)
 {
-    start_host();
+    host = fork_host(-1);
     CHECK_OK(tddp_launch_rendezvous_start(&options, &times, "job", 1, &node));
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(world.restart, 0);
@@ -240,15 +246,19 @@ TEST(a_host_that_has_ended_is_lost_at_once)
 /* Another host in its place goes on with the job, which has lost a node. */
 TEST(a_host_that_is_back_goes_on)
 {
+    int go[2];
     set_up(2, 1, 60);
     times.return_ms = 20 * 1000;
+    CHECK_INT(pipe(go), 0);
+    pid_t second = fork_host(go[0]); /* before there is a thread, for ThreadSanitizer */
     start_round();
     CHECK_INT(world.round, 0);
     int64_t generation = world.generation;
     end_host(SIGKILL);
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_CHANGED);
     tddp_launch_rendezvous_again(node);
-    start_host();
+    host = second;
+    CHECK_INT(write(go[1], "x", 1), 1);
     CHECK_INT(after_status(), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(world.round, 1);
     CHECK_INT(world.restart, 1);
