@@ -14,7 +14,7 @@
 #include "launch/agent/agent.h"
 #include "launch/front/front.h"
 #include "launch/installed/installed.h"
-#include "launch/output/layout.h"
+#include "launch/output/output.h"
 #include "launch/workers/resources.h"
 
 enum { EXIT_USAGE = 2 };
@@ -56,7 +56,7 @@ static int split_and_run(const tddp_launch_options *options, const tddp_launch_p
     if (tddp_launch_front_split(&signals, &agent) != TDDP_OK) {
         status = complain(EXIT_FAILURE);
     } else if (agent > 0) {
-        status = tddp_launch_front_watch(agent, &signals, &unrelated, options->private_folder);
+        status = tddp_launch_front_watch(agent, &signals, &unrelated);
     } else {
         status = tddp_launch_run(options, program, &signals, devices, local_size);
         tddp_launch_signals_close(&signals);
@@ -78,9 +78,10 @@ static int run(tddp_launch_options *options)
     } else if (tddp_launch_program_prepare(options, &program) != TDDP_OK) {
         (void)complain(status);
     } else {
-        char *folder = tddp_launch_layout_private_name();
+        char *folder = tddp_launch_folder_make(NULL, "torchrun");
         options->private_folder = folder;
         status = split_and_run(options, &program, &devices, local_size);
+        tddp_launch_folder_remove(folder); /* by whichever process lives: one may be killed */
         free(folder);
         tddp_launch_program_free(&program);
     }

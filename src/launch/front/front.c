@@ -12,7 +12,6 @@
 
 #include "base/base.h"
 #include "launch/front/front.h"
-#include "launch/output/layout.h"
 
 enum {
     MOST_SWEEPS = 60, /* then what is left cannot be killed */
@@ -94,8 +93,7 @@ static void say(const char *text)
     free(line);
 }
 
-static int conclude(pid_t agent, int status, const tddp_launch_unrelated *unrelated,
-                    const char *private_folder)
+static int conclude(pid_t agent, int status, const tddp_launch_unrelated *unrelated)
 {
     char name[32];
     char text[160];
@@ -105,9 +103,6 @@ static int conclude(pid_t agent, int status, const tddp_launch_unrelated *unrela
                        "its agent (pid %d) was killed by %s; the workers were killed with it",
                        (int)agent, tddp_launch_signal_name(WTERMSIG(status), name));
         say(text);
-    }
-    if (private_folder) {
-        tddp_launch_layout_remove(private_folder);
     }
     if (!swept) {
         say("some processes of the workers cannot be killed");
@@ -145,7 +140,7 @@ static bool is_default(int number)
 }
 
 int tddp_launch_front_watch(pid_t agent, tddp_launch_signals *signals,
-                            const tddp_launch_unrelated *unrelated, const char *private_folder)
+                            const tddp_launch_unrelated *unrelated)
 {
     sigset_t awaited = signals->ending;
     siginfo_t info;
@@ -159,7 +154,7 @@ int tddp_launch_front_watch(pid_t agent, tddp_launch_signals *signals,
         int number = sigwaitinfo(&awaited, &info);
         if (number == SIGCHLD) {
             if (reap(agent, &status)) {
-                return conclude(agent, status, unrelated, private_folder);
+                return conclude(agent, status, unrelated);
             }
         } else if (number == SIGTSTP && !sigismember(&signals->ending, SIGTSTP)) {
             stop_and_continue(agent, unrelated);

@@ -24,13 +24,13 @@ TDDP_NODISCARD tddp_status tddp_launch_front_split(tddp_launch_signals *signals,
 
 /*
  * The front's life: passes signals on until the agent has ended; returns torchrun's exit status,
- * the agent's or 128 + the signal that killed it. Then nothing is left of the job but `unrelated`:
- * no process, and not the folder that the agent would have removed (NULL: there is none).
+ * the agent's or 128 + the signal that killed it. Then no process is left of the job, but for
+ * `unrelated`.
  * Ctrl-Z stops the workers with the front, and they continue with it; the agent runs on, so that
  * this node is not lost to the others.
  */
 int tddp_launch_front_watch(pid_t agent, tddp_launch_signals *signals,
-                            const tddp_launch_unrelated *unrelated, const char *private_folder);
+                            const tddp_launch_unrelated *unrelated);
 
 /* In the agent: torchrun's pid as people know it, which is the front's. */
 pid_t tddp_launch_torchrun_pid(void);
