@@ -38,8 +38,7 @@ static bool open_loop(tddp_launch_agent *agent)
 static bool make_workers(tddp_launch_agent *agent, int count)
 {
     agent->workers = tddp_alloc_array((size_t)count, sizeof *agent->workers);
-    agent->streams = tddp_alloc_array((size_t)count * TDDP_LAUNCH_STREAMS, sizeof *agent->streams);
-    if (!agent->workers || !agent->streams) {
+    if (!agent->workers) {
         return false;
     }
     for (int i = 0; i < count; i++) {
@@ -149,7 +148,6 @@ static void release(tddp_launch_agent *agent)
     tddp_launch_health_close(agent->health);
     tddp_launch_agent_forget_workers(agent);
     free(agent->workers);
-    free(agent->streams);
     tddp_launch_record_free(&agent->record);
     tddp_launch_timers_close(agent->timers);
     tddp_launch_output_free(agent->output);
@@ -162,21 +160,11 @@ static void release(tddp_launch_agent *agent)
 
 /* --- running --------------------------------------------------------------------------------- */
 
-/* Workers wait while too much of what they wrote is not written yet. */
-static void hold_back_streams(tddp_launch_agent *agent)
-{
-    for (int i = 0; i < agent->count * TDDP_LAUNCH_STREAMS && agent->output; i++) {
-        tddp_launch_stream *self = &agent->streams[i];
-        bool full = tddp_launch_output_full(agent->output, self->local_rank, self->stream);
-        self->source.events = full ? 0 : POLLIN;
-    }
-}
-
 static void loop(tddp_launch_agent *agent)
 {
     tddp_launch_agent_advance(agent);
     while (agent->phase != TDDP_LAUNCH_OVER) {
-        hold_back_streams(agent);
+        tddp_launch_output_hold_back(agent->output);
         if (tddp_launch_loop_turn(&agent->loop) != TDDP_OK) {
             tddp_launch_agent_handle(agent, TDDP_LAUNCH_EVENT_FAULT);
         }

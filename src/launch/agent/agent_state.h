@@ -69,14 +69,6 @@ typedef enum tddp_launch_cause {
 
 typedef struct tddp_launch_agent tddp_launch_agent;
 
-/* One stream of a worker, as long as it is read. */
-typedef struct tddp_launch_stream {
-    tddp_launch_agent *agent;
-    int local_rank;
-    int stream;
-    tddp_launch_source source;
-} tddp_launch_stream;
-
 struct tddp_launch_agent {
     const tddp_launch_options *options;
     const tddp_launch_program *program;
@@ -102,8 +94,7 @@ struct tddp_launch_agent {
     int null_fd;
     struct rlimit files; /* how many torchrun was started with */
     tddp_launch_worker *workers;
-    tddp_launch_stream *streams; /* TDDP_LAUNCH_STREAMS for each worker */
-    int count;                   /* of workers, on this node */
+    int count; /* of workers, on this node */
     int alive;
     tddp_launch_phase phase;
     int ended_by; /* what the job's processes are being ended by, before SIGKILL */

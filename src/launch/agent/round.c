@@ -17,40 +17,6 @@ enum {
 
 /* --- workers --------------------------------------------------------------------------------- */
 
-static tddp_launch_stream *stream_of(const tddp_launch_agent *agent, int local_rank, int stream)
-{
-    return &agent->streams[local_rank * TDDP_LAUNCH_STREAMS + stream];
-}
-
-static tddp_status on_stream(void *data, int events)
-{
-    tddp_launch_stream *self = data;
-    tddp_launch_agent *agent = self->agent;
-    tddp_launch_worker *worker = &agent->workers[self->local_rank];
-    (void)events;
-    tddp_status status = tddp_launch_worker_pump(worker, self->stream, agent->output);
-    if (status != TDDP_OK || worker->fds[self->stream] < 0) {
-        tddp_launch_loop_remove(&agent->loop, &self->source);
-    }
-    return status;
-}
-
-static tddp_status watch_streams(tddp_launch_agent *agent, int local_rank)
-{
-    tddp_status status = TDDP_OK;
-    for (int i = 0; i < TDDP_LAUNCH_STREAMS && status == TDDP_OK; i++) {
-        tddp_launch_stream *self = stream_of(agent, local_rank, i);
-        *self = (tddp_launch_stream){.agent = agent, .local_rank = local_rank, .stream = i};
-        if (agent->workers[local_rank].fds[i] >= 0) {
-            status =
-                tddp_launch_agent_watch(agent, &self->source, agent->workers[local_rank].fds[i],
-                                        TDDP_LAUNCH_PRIORITY_STREAM, on_stream);
-            self->source.data = self;
-        }
-    }
-    return status;
-}
-
 static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
 {
     tddp_launch_worker *worker = &agent->workers[local_rank];
@@ -79,7 +45,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
         return status;
     }
     agent->alive++;
-    return watch_streams(agent, local_rank);
+    return tddp_launch_output_watch(agent->output, &agent->loop, local_rank, worker->fds);
 }
 
 void tddp_launch_agent_start_workers(tddp_launch_agent *agent, int value)
@@ -96,20 +62,6 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent, int value)
     if (status != TDDP_OK) {
         tddp_launch_agent_report(agent, TDDP_LAUNCH_NODE_FAILED, tddp_error_message());
         tddp_launch_agent_handle(agent, TDDP_LAUNCH_EVENT_FAULT);
-    }
-}
-
-/* Takes what the worker wrote last. */
-static void drain_worker(tddp_launch_agent *agent, int local_rank)
-{
-    tddp_launch_worker *worker = &agent->workers[local_rank];
-    for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
-        tddp_launch_loop_remove(&agent->loop, &stream_of(agent, local_rank, i)->source);
-    }
-    /* Short memory costs output here, nothing else. */
-    (void)!tddp_launch_worker_drain(worker, agent->output);
-    if (worker->has_terminal && WIFSIGNALED(worker->wait_status)) {
-        tddp_launch_terminal_restore(&agent->terminal);
     }
 }
 
@@ -234,8 +186,10 @@ void tddp_launch_agent_finish_round(tddp_launch_agent *agent, int value)
 {
     (void)value;
     const tddp_launch_attempt attempt = attempt_of(agent);
-    for (int i = 0; i < agent->count; i++) {
-        drain_worker(agent, i);
+    tddp_launch_output_drain(agent->output);
+    if (agent->count > 0 && agent->workers[0].has_terminal &&
+        WIFSIGNALED(agent->workers[0].wait_status)) {
+        tddp_launch_terminal_restore(&agent->terminal);
     }
     if (agent->cause == TDDP_LAUNCH_CAUSE_WORKER) {
         tddp_launch_report(&attempt, &agent->console);

@@ -13,7 +13,6 @@
 #include "launch/output/output.h"
 #include "launch/output/route.h"
 
-static const int stream_bits[] = {TDDP_LAUNCH_STDOUT, TDDP_LAUNCH_STDERR};
 static const char *const log_names[] = {"stdout.log", "stderr.log"};
 static const char *const filtered_names[] = {"filtered_stdout.log", "filtered_stderr.log"};
 static const char null_device[] = "/dev/null";
@@ -72,7 +71,6 @@ tddp_status tddp_launch_output_create(const tddp_launch_options *options, const 
         .options = options,
         .console = console,
         .filtered = {{.fd = -1}, {.fd = -1}},
-        .null_fd = -1,
     };
     if (!make_run_folder(output, run_id)) {
         tddp_launch_output_free(output);
@@ -101,7 +99,6 @@ void tddp_launch_output_free(tddp_launch_output *output)
 {
     if (output) {
         forget_attempt(output);
-        tddp_close(output->null_fd);
         free(output->run);
         free(output);
     }
@@ -182,31 +179,19 @@ static bool want_colors(void)
     return !(unwanted && *unwanted != '\0') && !(kind && strcmp(kind, "dumb") == 0);
 }
 
+/* Whether a flag names a worker's stream. */
+static bool names(const tddp_launch_streams *streams, int local_rank, int stream)
+{
+    int bit = stream == TDDP_LAUNCH_OUT ? TDDP_LAUNCH_STDOUT : TDDP_LAUNCH_STDERR;
+    return tddp_launch_streams_of(streams, local_rank) & bit;
+}
+
 /* Whether a stream is to be seen on the console. */
 static bool is_shown(const tddp_launch_options *options, int local_rank, int stream)
 {
-    int bit = stream_bits[stream];
-    bool teed = tddp_launch_streams_of(&options->tee, local_rank) & bit;
-    bool redirected = tddp_launch_streams_of(&options->redirects, local_rank) & bit;
-    return (teed || !redirected) && tddp_launch_ranks_has(&options->local_ranks_filter, local_rank);
-}
-
-/* What the worker writes to itself, if that can be; -1: a pipe. */
-static int choose_fd(tddp_launch_output *output, const tddp_launch_route *route, int stream,
-                     bool logged)
-{
-    if (route->filters) {
-        return -1;
-    }
-    if (route->shown) {
-        /* Whoever is alone may ask the terminal what it is. */
-        bool owns = route->shown->terminal && route->raw && output->count == 1 && !logged;
-        return !owns ? -1 : stream == TDDP_LAUNCH_OUT ? STDOUT_FILENO : STDERR_FILENO;
-    }
-    if (route->file.fd < 0 && output->null_fd < 0) {
-        output->null_fd = open(null_device, O_WRONLY | O_CLOEXEC);
-    }
-    return route->file.fd >= 0 ? route->file.fd : output->null_fd;
+    bool elsewhere =
+        names(&options->redirects, local_rank, stream) && !names(&options->tee, local_rank, stream);
+    return !elsewhere && tddp_launch_ranks_has(&options->local_ranks_filter, local_rank);
 }
 
 /* `alone`: no other worker's output is on the console's stream. */
@@ -216,29 +201,33 @@ static tddp_status choose_route(tddp_launch_output *output, const tddp_launch_wo
     const tddp_launch_options *options = output->options;
     tddp_launch_route *route = &output->routes[local_rank * TDDP_LAUNCH_STREAMS + stream];
     tddp_launch_sink *sink = output->console->streams[stream];
-    bool teed = tddp_launch_streams_of(&options->tee, local_rank) & stream_bits[stream];
-    bool logged =
-        teed || (tddp_launch_streams_of(&options->redirects, local_rank) & stream_bits[stream]);
+    bool teed = names(&options->tee, local_rank, stream);
+    bool logged = teed || names(&options->redirects, local_rank, stream);
     bool shown = is_shown(options, local_rank, stream);
-    if (logged && !output->discards &&
-        !open_log(output, file_of(output, local_rank, log_names[stream]),
-                  "what it would hold is shown here", &route->file)) {
-        shown = true;
-        alone = output->count == 1;
+    route->filters = filters_of(output, stream);
+    route->filtered = &output->filtered[stream];
+    if (logged || (!shown && !route->filters)) {
+        char *path = output->discards || !logged ? tddp_copy_string(null_device)
+                                                 : file_of(output, local_rank, log_names[stream]);
+        if (!open_log(output, path, "what it would hold is shown here", &route->file)) {
+            shown = true;
+            alone = output->count == 1;
+        }
     }
     bool templated = options->line_prefix && *options->line_prefix != '\0';
     bool marked = teed || templated || (sink->terminal && !alone);
     route->shown = shown ? sink : NULL;
     route->raw = alone && !marked;
-    route->filters = filters_of(output, stream);
-    route->filtered = &output->filtered[stream];
     if (shown && marked) {
         route->prefix = make_prefix(output, world, local_rank, sink->terminal && want_colors());
     }
     if (route->filters) {
         route->mark = make_prefix(output, world, local_rank, false);
     }
-    route->fd = choose_fd(output, route, stream, logged);
+    /* Whoever is alone may ask the terminal what it is. */
+    bool owns = sink->terminal && route->raw && output->count == 1 && !logged;
+    int own_fd = stream == TDDP_LAUNCH_OUT ? STDOUT_FILENO : STDERR_FILENO;
+    route->fd = route->filters ? -1 : !shown ? route->file.fd : owns ? own_fd : -1;
     return (route->prefix || !shown || !marked) && (route->mark || !route->filters)
                ? TDDP_OK
                : TDDP_OUT_OF_MEMORY;
@@ -263,7 +252,7 @@ tddp_status tddp_launch_output_begin(tddp_launch_output *output, const tddp_laun
     output->count = world->local_size;
     for (size_t i = 0; i < count; i++) {
         output->routes[i] =
-            (tddp_launch_route){.console = output->console, .fd = -1, .file = {.fd = -1}};
+            (tddp_launch_route){.console = output->console, .file.fd = -1, .source.fd = -1};
     }
     open_filtered(output);
     tddp_status status = TDDP_OK;
@@ -291,17 +280,31 @@ int tddp_launch_output_fd(const tddp_launch_output *output, int local_rank, int 
     return route_of(output, local_rank, stream)->fd;
 }
 
-bool tddp_launch_output_full(const tddp_launch_output *output, int local_rank, int stream)
+tddp_status tddp_launch_output_watch(tddp_launch_output *output, tddp_launch_loop *loop,
+                                     int local_rank, int pipes[TDDP_LAUNCH_STREAMS])
 {
-    const tddp_launch_sink *shown =
-        local_rank < output->count ? route_of(output, local_rank, stream)->shown : NULL;
-    return shown && tddp_launch_sink_full(shown);
+    tddp_status status = TDDP_OK;
+    for (int i = 0; i < TDDP_LAUNCH_STREAMS && status == TDDP_OK; i++) {
+        status = tddp_launch_route_watch(route_of(output, local_rank, i), loop, pipes[i]);
+        pipes[i] = -1;
+    }
+    return status;
 }
 
-tddp_status tddp_launch_output_take(tddp_launch_output *output, int local_rank, int stream,
-                                    const char *data, size_t size, bool at_end)
+void tddp_launch_output_hold_back(tddp_launch_output *output)
 {
-    return tddp_launch_route_take(route_of(output, local_rank, stream), data, size, at_end);
+    for (int i = 0; output && i < output->count * TDDP_LAUNCH_STREAMS; i++) {
+        tddp_launch_route *route = &output->routes[i];
+        bool full = route->shown && tddp_launch_sink_full(route->shown);
+        route->source.events = full ? 0 : POLLIN;
+    }
+}
+
+void tddp_launch_output_drain(tddp_launch_output *output)
+{
+    for (int i = 0; output && i < output->count * TDDP_LAUNCH_STREAMS; i++) {
+        tddp_launch_route_drain(&output->routes[i]);
+    }
 }
 
 /* --- what others ask ------------------------------------------------------------------------- */
@@ -315,7 +318,9 @@ char *tddp_launch_output_log_file(const tddp_launch_output *output, int local_ra
 {
     const tddp_launch_sink *file =
         local_rank < output->count ? &route_of(output, local_rank, stream)->file : NULL;
-    return file && file->fd >= 0 ? tddp_copy_string(file->name) : NULL;
+    return file && file->fd >= 0 && strcmp(file->name, null_device) != 0
+               ? tddp_copy_string(file->name)
+               : NULL;
 }
 
 const char *tddp_launch_output_folder(const tddp_launch_output *output)

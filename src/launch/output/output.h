@@ -30,17 +30,21 @@ TDDP_NODISCARD tddp_status tddp_launch_output_begin(tddp_launch_output *output,
                                                     const tddp_launch_world *world);
 
 /* What the worker gets as its stdout (TDDP_LAUNCH_OUT) or stderr: a descriptor, borrowed, or -1: a
- * pipe whose other end is read, and handed to tddp_launch_output_take(). */
+ * pipe whose other end tddp_launch_output_watch() gets. */
 int tddp_launch_output_fd(const tddp_launch_output *output, int local_rank, int stream);
 
-/* Whether so much waits for where this stream goes that it should not be read now. */
-bool tddp_launch_output_full(const tddp_launch_output *output, int local_rank, int stream);
+/* Has the loop pass on what a worker writes to its pipes; -1: there is none. Takes them over, and
+ * sets -1. Errors: TDDP_OUT_OF_MEMORY. */
+TDDP_NODISCARD tddp_status tddp_launch_output_watch(tddp_launch_output *output,
+                                                    tddp_launch_loop *loop, int local_rank,
+                                                    int pipes[TDDP_LAUNCH_STREAMS]);
 
-/* Takes what a worker wrote; with `at_end` nothing more will come (`size` may be 0). Errors:
- * TDDP_OUT_OF_MEMORY. */
-TDDP_NODISCARD tddp_status tddp_launch_output_take(tddp_launch_output *output, int local_rank,
-                                                   int stream, const char *data, size_t size,
-                                                   bool at_end);
+/* Before each turn of the loop: pipes are not read while too much waits for where they lead. NULL
+ * is fine. */
+void tddp_launch_output_hold_back(tddp_launch_output *output);
+
+/* Once all workers have ended: passes on what is left, and closes the pipes. NULL is fine. */
+void tddp_launch_output_drain(tddp_launch_output *output);
 
 /* The path of a worker's error file in this attempt: free(). NULL if there is none. */
 char *tddp_launch_output_error_file(const tddp_launch_output *output, int local_rank);

@@ -4,12 +4,18 @@
  * line written over and over after carriage returns, shows in place; of several workers' bars one
  * at a time. Bytes are bytes: NULs and broken UTF-8 pass as they are. Main thread.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "launch/output/route.h"
 
-enum { KEPT_CAPACITY = 256 * 1024 }; /* memory kept for the next line */
+enum {
+    KEPT_CAPACITY = 256 * 1024, /* memory kept for the next line */
+    READ_BYTES = 64 * 1024,     /* as large as a pipe */
+    MOST_READS = 256 /* of what a pipe holds, which is 64 KiB, or by a worker's wish some MiB */
+};
 
 /* Whether a terminal shows what this route has written of a line, or may show it. */
 static bool has_line(const tddp_launch_route *route)
@@ -90,8 +96,60 @@ tddp_status tddp_launch_route_take(tddp_launch_route *route, const char *data, s
     return status;
 }
 
+/* --- the pipe -------------------------------------------------------------------------------- */
+
+static tddp_status end_pipe(tddp_launch_route *route)
+{
+    tddp_launch_loop_remove(route->loop, &route->source);
+    tddp_close(route->source.fd);
+    route->source.fd = -1;
+    return tddp_launch_route_take(route, NULL, 0, true);
+}
+
+static tddp_status on_pipe(void *data, int events)
+{
+    tddp_launch_route *route = data;
+    char read_bytes[READ_BYTES];
+    ssize_t got;
+    (void)events;
+    do {
+        got = read(route->source.fd, read_bytes, sizeof read_bytes);
+    } while (got < 0 && errno == EINTR);
+    if (got < 0 && errno == EAGAIN) {
+        return TDDP_OK;
+    }
+    return got > 0 ? tddp_launch_route_take(route, read_bytes, (size_t)got, false)
+                   : end_pipe(route);
+}
+
+tddp_status tddp_launch_route_watch(tddp_launch_route *route, tddp_launch_loop *loop, int fd)
+{
+    route->loop = loop;
+    route->source = (tddp_launch_source){.fd = fd,
+                                         .events = POLLIN,
+                                         .priority = TDDP_LAUNCH_PRIORITY_STREAM,
+                                         .callback = on_pipe,
+                                         .data = route};
+    return fd >= 0 ? tddp_launch_loop_add(loop, &route->source) : TDDP_OK;
+}
+
+void tddp_launch_route_drain(tddp_launch_route *route)
+{
+    tddp_status status = TDDP_OK; /* short memory costs output, nothing else */
+    for (int i = 0; route->source.fd >= 0; i++) {
+        /* Normally the stream has an end, since nobody is left to write; but its descriptor may
+         * have been handed to a process that is not ours, which may write for ever. */
+        struct pollfd readable = {.fd = route->source.fd, .events = POLLIN};
+        bool more = i < MOST_READS && status == TDDP_OK && poll(&readable, 1, 0) == 1;
+        status = more ? on_pipe(route, 0) : end_pipe(route);
+    }
+}
+
 void tddp_launch_route_free(tddp_launch_route *route)
 {
+    if (route->source.fd >= 0) {
+        (void)!end_pipe(route);
+    }
     tddp_bytes_free(&route->pending);
     tddp_launch_sink_close(&route->file);
     free(route->prefix);

@@ -22,13 +22,23 @@ typedef struct tddp_launch_route {
     char *mark;         /* before each line of the filtered log */
     tddp_bytes pending; /* a line that is not complete */
     size_t scanned;     /* the first so many bytes of `pending` have no newline */
+    tddp_launch_loop *loop;
+    tddp_launch_source source; /* the pipe's end that is read; .fd -1: none, or at its end */
 } tddp_launch_route;
+
+/* Has the loop pass on what comes through a pipe, which is taken over; -1: there is none. Errors:
+ * TDDP_OUT_OF_MEMORY. */
+TDDP_NODISCARD tddp_status tddp_launch_route_watch(tddp_launch_route *route, tddp_launch_loop *loop,
+                                                   int fd);
+
+/* Passes on what is left in the pipe, and closes it. */
+void tddp_launch_route_drain(tddp_launch_route *route);
 
 /* Passes on what came; with `at_end` also a line without an end. Errors: TDDP_OUT_OF_MEMORY. */
 TDDP_NODISCARD tddp_status tddp_launch_route_take(tddp_launch_route *route, const char *data,
                                                   size_t size, bool at_end);
 
-/* Closes the file. */
+/* Closes the pipe and the file. */
 void tddp_launch_route_free(tddp_launch_route *route);
 
 /* What a worker's macros stand for. */

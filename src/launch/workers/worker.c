@@ -1,5 +1,5 @@
 /*
- * Starts a worker and passes on its output. The child does nothing between fork and exec but
+ * Starts a worker. The child does nothing between fork and exec but
  * system calls (other threads of ours may hold locks that the fork copied); it reports a failed
  * step through a pipe that a good exec closes. Main thread: the parent-death signal follows the
  * thread that forks.
@@ -17,11 +17,9 @@
 #include "net/net.h"
 
 enum {
-    READ_BYTES = 64 * 1024,
     START_MS = 30 * 1000, /* for the file systems that the program and its loader lie on */
     KILLED_MS = 1000,     /* for a process that may be stuck in the kernel */
-    LOOK_MS = 5,
-    MOST_READS = 256 /* of what a pipe holds, which is 64 KiB, or by a worker's wish some MiB */
+    LOOK_MS = 5
 };
 
 typedef enum step { STEP_PARENT_GONE, STEP_DESCRIPTORS, STEP_BINDING, STEP_EXEC } step;
@@ -212,46 +210,6 @@ void tddp_launch_worker_signal(const tddp_launch_worker *worker, int number)
             (void)kill(-worker->pid, SIGCONT); /* a stopped process takes no other signal */
         }
     }
-}
-
-static tddp_status end_stream(tddp_launch_worker *worker, int stream, tddp_launch_output *output)
-{
-    tddp_close(worker->fds[stream]);
-    worker->fds[stream] = -1;
-    return tddp_launch_output_take(output, worker->local_rank, stream, NULL, 0, true);
-}
-
-tddp_status tddp_launch_worker_pump(tddp_launch_worker *worker, int stream,
-                                    tddp_launch_output *output)
-{
-    char data[READ_BYTES]; /* as large as a pipe */
-    ssize_t got;
-    do {
-        got = read(worker->fds[stream], data, sizeof data);
-    } while (got < 0 && errno == EINTR);
-    if (got < 0 && errno == EAGAIN) {
-        return TDDP_OK;
-    }
-    if (got <= 0) {
-        return end_stream(worker, stream, output);
-    }
-    return tddp_launch_output_take(output, worker->local_rank, stream, data, (size_t)got, false);
-}
-
-tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker, tddp_launch_output *output)
-{
-    tddp_status status = TDDP_OK;
-    for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-        for (int i = 0; worker->fds[stream] >= 0 && status == TDDP_OK; i++) {
-            /* Normally the stream has an end, since nobody is left to write; but its descriptor may
-             * have been handed to a process that is not ours, which may write for ever. */
-            struct pollfd readable = {.fd = worker->fds[stream], .events = POLLIN};
-            bool more = i < MOST_READS && poll(&readable, 1, 0) == 1;
-            status = more ? tddp_launch_worker_pump(worker, stream, output)
-                          : end_stream(worker, stream, output);
-        }
-    }
-    return status;
 }
 
 static void note_timer(tddp_launch_worker *worker)

@@ -27,7 +27,8 @@ typedef struct tddp_launch_worker {
     char *expired_timer;          /* the scope of the timer by which it was ended; owned; or NULL */
     char *error_file;             /* path; owned; may be NULL */
     tddp_launch_error error;      /* what it left there, once it is not alive */
-    int fds[TDDP_LAUNCH_STREAMS]; /* the pipes' ends that are read; -1: none, or at its end */
+    int fds[TDDP_LAUNCH_STREAMS]; /* the pipes' ends that are read, until somebody takes them; -1:
+                                     none */
 } tddp_launch_worker;
 
 /* What to start it with; all borrowed for the call. */
@@ -52,14 +53,6 @@ TDDP_NODISCARD tddp_status tddp_launch_worker_start(tddp_launch_worker *worker,
 
 /* Sends a signal to the process group of a worker that lives and has one of its own. */
 void tddp_launch_worker_signal(const tddp_launch_worker *worker, int number);
-
-/* Reads what has come on one stream and hands it to the output; closes it at its end. */
-TDDP_NODISCARD tddp_status tddp_launch_worker_pump(tddp_launch_worker *worker, int stream,
-                                                   tddp_launch_output *output);
-
-/* Reads what is left on both streams and closes them. */
-TDDP_NODISCARD tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker,
-                                                    tddp_launch_output *output);
 
 /* Takes down how it ended: the time is now. */
 void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status);

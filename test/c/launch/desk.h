@@ -25,7 +25,8 @@ static inline void open_desk(desk *made)
         made->console.streams[i] = &made->console.sinks[i];
         made->routes[i] = (tddp_launch_route){.console = &made->console,
                                               .shown = &made->console.sinks[TDDP_LAUNCH_OUT],
-                                              .file = {.fd = -1}};
+                                              .file.fd = -1,
+                                              .source.fd = -1};
     }
 }
 
