@@ -30,7 +30,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
         .files = &agent->files,
         /* One reader at most: two would tear the input between them. */
         .stdin_fd = local_rank == 0 ? STDIN_FILENO : agent->null_fd,
-        .binding = &agent->job.binding,
+        .cpus = agent->job.binding.sets ? &agent->job.binding.sets[local_rank] : NULL,
         .terminal_group =
             agent->terminal.present && out_fd == STDOUT_FILENO ? agent->terminal.group : 0,
         .output_fds = {out_fd, tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_ERR)},
@@ -38,7 +38,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
     tddp_status status =
         start.argv && start.envp ? tddp_launch_worker_start(worker, &start) : TDDP_OUT_OF_MEMORY;
     tddp_launch_list_free(start.argv);
-    tddp_launch_list_free(start.envp);
+    free(start.envp);
     if (status != TDDP_OK) {
         return status;
     }
@@ -50,9 +50,11 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent)
 {
     agent->phase = TDDP_LAUNCH_RUNNING;
     agent->deadline = INT64_MAX;
-    tddp_launch_timers_forget(agent->timers);
+    if (agent->timers) {
+        agent->timers->count = 0;
+    }
     tddp_status status = tddp_launch_output_begin(agent->output, &agent->world);
-    tddp_launch_oom_forget(&agent->oom);
+    agent->oom_kills = tddp_launch_oom_kills("");
     for (int i = 0; i < agent->count; i++) {
         if (status != TDDP_OK || start_worker(agent, i) != TDDP_OK) {
             if (agent->rendezvous) {
@@ -265,7 +267,7 @@ static tddp_status open_timers(tddp_launch_agent *agent)
     if (folder && tddp_launch_timers_open(folder, &agent->timers) != TDDP_OK) {
         tddp_launch_console_say(&agent->console, "no timers for workers: %s", tddp_error_message());
     }
-    agent->job.timer_file = tddp_launch_timers_path(agent->timers);
+    agent->job.timer_file = agent->timers ? agent->timers->path : NULL;
     return agent->timers ? tddp_launch_agent_watch_timers(agent) : TDDP_OK;
 }
 
@@ -294,8 +296,7 @@ static tddp_status prepare(tddp_launch_agent *agent, const tddp_launch_devices *
     if (agent->job.binding.note[0] != '\0') {
         tddp_launch_console_say(&agent->console, "--numa-binding: %s", agent->job.binding.note);
     }
-    tddp_launch_oom_open(&agent->oom, "");
-    tddp_launch_terminal_look(&agent->terminal, agent->signals->front);
+    tddp_launch_terminal_look(&agent->terminal);
     status = make_run_id(agent);
     if (status == TDDP_OK) {
         status = tddp_launch_adopt_orphans();
@@ -324,11 +325,10 @@ static void release(tddp_launch_agent *agent)
     }
     free(agent->workers);
     free(agent->streams);
-    tddp_launch_record_free(&agent->record);
+    tddp_bytes_free(&agent->record.json.text);
     tddp_launch_timers_close(agent->timers);
     tddp_launch_output_free(agent->output);
-    tddp_launch_job_free(&agent->job);
-    tddp_launch_oom_close(&agent->oom);
+    free(agent->job.binding.sets);
     tddp_close(agent->null_fd);
     tddp_launch_log_queue_close();
     tddp_launch_console_flush(&agent->console);

@@ -26,14 +26,10 @@
 #include "launch/health/health.h"
 #include "launch/loop/loop.h"
 #include "launch/output/output.h"
-#include "launch/workers/environment.h"
-#include "launch/workers/oom.h"
-#include "launch/timers/timers.h"
 #include "launch/workers/processes.h"
-#include "launch/workers/terminal.h"
 #include "launch/rendezvous/rendezvous.h"
-#include "launch/report/record.h"
-#include "launch/workers/worker.h"
+#include "launch/report/report.h"
+#include "launch/timers/timers.h"
 
 typedef enum tddp_launch_phase {
     TDDP_LAUNCH_JOINING,
@@ -94,7 +90,7 @@ struct tddp_launch_agent {
     tddp_launch_rendezvous *rendezvous; /* several nodes */
     tddp_launch_output *output;
     tddp_launch_terminal terminal;
-    tddp_launch_oom oom;
+    long long oom_kills; /* of the kernel, that have been accounted for */
     int null_fd;
     struct rlimit files; /* how many torchrun was started with */
     tddp_launch_worker *workers;

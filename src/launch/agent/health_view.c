@@ -2,8 +2,6 @@
  * What the health check answers about the job. Main thread.
  */
 #include "launch/agent/agent_state.h"
-#include "launch/report/json.h"
-#include "launch/report/report.h"
 
 /* Whether the job has failed, as far as this node can tell; one that restarts has not. */
 static bool has_failed(const tddp_launch_agent *agent)

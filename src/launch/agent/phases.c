@@ -3,9 +3,9 @@
  * RUNNING has a deadline, so that whatever workers do, torchrun ends. Main thread.
  */
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "launch/agent/agent_state.h"
-#include "launch/report/report.h"
 
 enum {
     CULPRIT_MS = 1000,    /* for the rank that others say they have lost */
@@ -38,25 +38,11 @@ static const tddp_launch_worker *terminals_owner(const tddp_launch_agent *agent)
     return worker->alive && worker->has_terminal ? worker : NULL;
 }
 
-/*
- * Sends a signal once to each process of the job: to workers by their process groups, which no fork
- * escapes, and to all that have left these. What comes from the terminal its owner's group has
- * already. Stopped ones continue: they take no other signal.
- */
+/* Sends a signal once to each process of the job. What comes from the terminal its owner's group
+ * has already. Stopped ones continue: they take no other signal. */
 static void signal_job(const tddp_launch_agent *agent, int number, bool from_terminal)
 {
-    pid_t groups[TDDP_LAUNCH_MAX_LOCAL + 1];
-    tddp_launch_exempt reached = {.groups = groups};
-    for (int i = 0; i < agent->count; i++) {
-        const tddp_launch_worker *worker = &agent->workers[i];
-        if (worker->alive && !worker->has_terminal) {
-            groups[reached.group_count++] = worker->pid;
-            tddp_launch_worker_signal(worker, number);
-        }
-    }
-    if (from_terminal) {
-        groups[reached.group_count++] = agent->terminal.group;
-    }
+    const tddp_launch_exempt reached = {.group = from_terminal ? agent->terminal.group : 0};
     (void)tddp_launch_signal_descendants(&reached, number);
     (void)tddp_launch_signal_descendants(NULL, SIGCONT);
 }
@@ -126,7 +112,9 @@ static void note_end(tddp_launch_agent *agent, pid_t pid, int status)
         if (worker->alive && worker->pid == pid) {
             tddp_launch_worker_note_end(worker, status);
             worker->out_of_memory = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL &&
-                                    !worker->ended_by_us && tddp_launch_oom_has_killed(&agent->oom);
+                                    !worker->ended_by_us &&
+                                    tddp_launch_oom_kills("") > agent->oom_kills;
+            agent->oom_kills += worker->out_of_memory; /* by one kill one worker */
             agent->alive--;
             return;
         }
@@ -181,7 +169,7 @@ static bool is_ended_by_key(const tddp_launch_agent *agent)
  * So when only such a rank has failed, the one to blame gets a moment. */
 static void look_for_failures(tddp_launch_agent *agent, bool moment_is_over)
 {
-    const tddp_launch_worker *root = tddp_launch_root_cause(agent->workers, agent->count);
+    const tddp_launch_worker *root = tddp_launch_failure(agent->workers, agent->count, NULL);
     if (!root || agent->phase != TDDP_LAUNCH_RUNNING) {
         return;
     }
@@ -255,7 +243,7 @@ static void on_signal_while_stopping(tddp_launch_agent *agent, const tddp_launch
 static void on_ending_signal(tddp_launch_agent *agent, const tddp_launch_signal *signal)
 {
     bool first = agent->signal == 0;
-    if (!agent->front_gone && tddp_launch_signals_front_gone(agent->signals)) {
+    if (!agent->front_gone && getppid() != agent->signals->parent) {
         on_front_gone(agent, signal->number);
         return;
     }

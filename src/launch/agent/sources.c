@@ -86,8 +86,8 @@ tddp_status tddp_launch_agent_watch(tddp_launch_agent *agent)
 
 tddp_status tddp_launch_agent_watch_timers(tddp_launch_agent *agent)
 {
-    return watch(agent, &agent->sources.timers, tddp_launch_timers_fd(agent->timers),
-                 TDDP_LAUNCH_PRIORITY_EVENT, on_timers);
+    return watch(agent, &agent->sources.timers, agent->timers->fd, TDDP_LAUNCH_PRIORITY_EVENT,
+                 on_timers);
 }
 
 tddp_status tddp_launch_agent_watch_nodes(tddp_launch_agent *agent)

@@ -1,112 +1,143 @@
 /*
- * The failure report for people: the root cause first, then the other workers that failed by
- * themselves, then how many were ended because of them. The fields are those of PyTorch's report.
- * Main thread, after all workers are gone.
+ * The failures of an attempt: the root cause first, then the other workers that failed by
+ * themselves, then how many were ended because of them. What is known of one is listed once, for
+ * people, with the fields of PyTorch's report, and for programs. Main thread, after all workers
+ * are gone.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 
+#include "base/host_name.h"
 #include "launch/report/report.h"
 
-enum { TIME_BYTES = 40 };
+enum { TEXT_BYTES = 64 };
 
 static const char line[] = "------------------------------------------------------------";
 
-static void put(tddp_launch_console *console, const char *text)
-{
-    tddp_launch_console_put(console, "", text);
-}
+/* Where a fact goes. */
+enum { PEOPLE = 1, PROGRAMS = 2, BOTH = 3 };
+
+/* One thing that is known of a failed worker. */
+typedef struct fact {
+    const char *key; /* for people a label, for programs the member of an object */
+    int for_whom;
+    enum { TEXT, NUMBER, BOOL } kind;
+    int64_t number;
+    const char *text; /* NULL: none */
+} fact;
 
 /* "  label     : text", further lines of the text in the same column; nothing without a text. */
 static void put_field(tddp_launch_console *console, const char *label, const char *text)
 {
     char head[32];
     (void)snprintf(head, sizeof head, "  %-10s: ", label);
-    if (*text != '\0') {
+    if (text && *text != '\0') {
         tddp_launch_console_put(console, head, text);
     }
 }
 
-static void put_ending(tddp_launch_console *console, const tddp_launch_worker *worker)
+static void put_member(tddp_launch_json *json, const fact *one)
 {
-    char text[64];
+    if (one->kind == TEXT) {
+        tddp_launch_json_text(json, one->key, one->text);
+    } else if (one->kind == NUMBER) {
+        tddp_launch_json_number(json, one->key, one->number);
+    } else {
+        tddp_launch_json_bool(json, one->key, one->number != 0);
+    }
+}
+
+static void format_time(char text[TEXT_BYTES], const char *format, const struct tm *time)
+{
+    if (!time || strftime(text, TEXT_BYTES, format, time) == 0) {
+        text[0] = '\0';
+    }
+}
+
+/* Writes what is known of a failed worker to one of the two. */
+static void put_failure(const tddp_launch_attempt *attempt, const tddp_launch_worker *worker,
+                        bool root, tddp_launch_console *console, tddp_launch_json *json)
+{
+    char local[TEXT_BYTES], utc[TEXT_BYTES], rank[TEXT_BYTES], code[TEXT_BYTES], name[32];
     char ending[TDDP_LAUNCH_ENDING_BYTES];
-    int status = worker->wait_status;
-    (void)snprintf(text, sizeof text, "%d (pid: %d)", tddp_launch_exit_code(worker),
-                   (int)worker->pid);
-    put_field(console, "exitcode", text);
-    if (WIFSIGNALED(status)) {
-        put_field(console, "signal", tddp_launch_ending(worker, ending));
-    }
-}
-
-static void put_error(tddp_launch_console *console, const tddp_launch_worker *worker, bool kept)
-{
-    const char *missing = tddp_launch_error_missing(worker);
-    if (missing || kept) {
-        put_field(console, "error_file", missing ? missing : worker->error_file);
-    }
-    put_field(console, "message", worker->error.message ? worker->error.message : "");
-    put_field(console, "traceback", worker->error.traceback ? worker->error.traceback : "");
-}
-
-static void put_logs(tddp_launch_console *console, const tddp_launch_attempt *attempt,
-                     const tddp_launch_worker *worker)
-{
-    static const char *const labels[] = {"stdout", "stderr"};
-    for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-        char *path = tddp_launch_output_log_file(attempt->output, worker->local_rank, stream);
-        put_field(console, labels[stream], path ? path : "");
-        free(path);
-    }
-}
-
-static void put_worker(tddp_launch_console *console, const tddp_launch_attempt *attempt,
-                       const tddp_launch_worker *worker)
-{
-    char text[TIME_BYTES];
     char host[TDDP_HOST_NAME_BYTES];
-    struct tm local;
-    if (localtime_r(&worker->ended.tv_sec, &local) &&
-        strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local) > 0) {
-        put_field(console, "time", text);
+    char *logs[TDDP_LAUNCH_STREAMS] = {NULL};
+    const tddp_launch_output *output = attempt->output;
+    const tddp_launch_error *error = &worker->error;
+    const int status = worker->wait_status;
+    const bool signaled = WIFSIGNALED(status);
+    const char *kept = output && tddp_launch_output_folder(output) ? worker->error_file : NULL;
+    struct tm time;
+    format_time(local, "%Y-%m-%d %H:%M:%S", localtime_r(&worker->ended.tv_sec, &time));
+    format_time(utc, "%Y-%m-%dT%H:%M:%S", gmtime_r(&worker->ended.tv_sec, &time));
+    tddp_add_text(utc, sizeof utc, ".%06ldZ", worker->ended.tv_nsec / 1000);
+    (void)snprintf(rank, sizeof rank, "%d (local_rank: %d)", worker->rank, worker->local_rank);
+    (void)snprintf(code, sizeof code, "%d (pid: %d)", tddp_launch_exit_code(worker), worker->pid);
+    for (int i = 0; output && i < TDDP_LAUNCH_STREAMS; i++) {
+        logs[i] = tddp_launch_output_log_file(output, worker->local_rank, i);
     }
-    put_field(console, "host", tddp_host_name(host));
-    (void)snprintf(text, sizeof text, "%d (local_rank: %d)", worker->rank, worker->local_rank);
-    put_field(console, "rank", text);
-    put_ending(console, worker);
-    put_error(console, worker, attempt->output && tddp_launch_output_folder(attempt->output));
-    if (attempt->output) {
-        put_logs(console, attempt, worker);
+    const fact facts[] = {
+        {"root_cause", PROGRAMS, BOOL, root, NULL},
+        {"time", PEOPLE, TEXT, 0, local},
+        {"time", PROGRAMS, TEXT, 0, utc},
+        {"timestamp", PROGRAMS, NUMBER, tddp_launch_failure_second(worker), NULL},
+        {"host", BOTH, TEXT, 0, tddp_host_name(host)},
+        {"rank", PEOPLE, TEXT, 0, rank},
+        {"rank", PROGRAMS, NUMBER, worker->rank, NULL},
+        {"local_rank", PROGRAMS, NUMBER, worker->local_rank, NULL},
+        {"pid", PROGRAMS, NUMBER, worker->pid, NULL},
+        {"exitcode", PEOPLE, TEXT, 0, code},
+        {"exitcode", PROGRAMS, NUMBER, tddp_launch_exit_code(worker), NULL},
+        {"signal", PEOPLE, TEXT, 0, signaled ? tddp_launch_ending(worker, ending) : NULL},
+        {"signal", PROGRAMS, TEXT, 0,
+         signaled ? tddp_launch_signal_name(WTERMSIG(status), name) : NULL},
+        {"out_of_memory", PROGRAMS, BOOL, worker->out_of_memory, NULL},
+        {"core_dumped", PROGRAMS, BOOL, signaled && WCOREDUMP(status), NULL},
+        {"consequence", PROGRAMS, BOOL, error->consequence, NULL},
+        {"error_file", PEOPLE, TEXT, 0, error->missing ? error->missing : kept},
+        {"error_file", PROGRAMS, TEXT, 0, error->missing ? NULL : kept},
+        {"error_file_missing", PROGRAMS, TEXT, 0, error->missing},
+        {"message", BOTH, TEXT, 0, error->message},
+        {"traceback", BOTH, TEXT, 0, error->traceback},
+        {"stdout", BOTH, TEXT, 0, logs[TDDP_LAUNCH_OUT]},
+        {"stderr", BOTH, TEXT, 0, logs[TDDP_LAUNCH_ERR]},
+    };
+    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
+        if (console && facts[i].for_whom & PEOPLE) {
+            put_field(console, facts[i].key, facts[i].text);
+        } else if (json && facts[i].for_whom & PROGRAMS) {
+            put_member(json, &facts[i]);
+        }
     }
+    free(logs[TDDP_LAUNCH_OUT]);
+    free(logs[TDDP_LAUNCH_ERR]);
 }
 
 void tddp_launch_report(const tddp_launch_attempt *attempt, tddp_launch_console *console)
 {
-    char text[128];
-    char ending[TDDP_LAUNCH_ENDING_BYTES];
-    int found = 0;
-    const tddp_launch_worker **failures =
-        tddp_launch_failures(attempt->workers, attempt->count, &found);
-    if (failures && found > 0) {
-        tddp_launch_console_say(console, "%s FAILED: rank %d, %s", attempt->program,
-                                failures[0]->rank, tddp_launch_ending(failures[0], ending));
-        put(console, line);
-        for (int i = 0; i < found; i++) {
-            put(console, i == 0 ? "Root cause (first failure):" : "Failed too:");
-            put_worker(console, attempt, failures[i]);
-        }
-        int ended = tddp_launch_ended_by_us(attempt->workers, attempt->count);
-        if (ended > 0) {
-            (void)snprintf(text, sizeof text, "%d other worker%s then ended by torchrun.", ended,
-                           ended == 1 ? " was" : "s were");
-            put(console, text);
-        }
-        put(console, line);
+    char text[TDDP_LAUNCH_ENDING_BYTES];
+    const tddp_launch_worker *root = tddp_launch_failure(attempt->workers, attempt->count, NULL);
+    int ended = tddp_launch_ended_by_us(attempt->workers, attempt->count);
+    if (!root) {
+        return;
     }
-    free(failures);
+    tddp_launch_console_say(console, "%s FAILED: rank %d, %s", attempt->program, root->rank,
+                            tddp_launch_ending(root, text));
+    tddp_launch_console_put(console, "", line);
+    for (const tddp_launch_worker *one = root; one;
+         one = tddp_launch_failure(attempt->workers, attempt->count, one)) {
+        tddp_launch_console_put(console, "",
+                                one == root ? "Root cause (first failure):" : "Failed too:");
+        put_failure(attempt, one, one == root, console, NULL);
+    }
+    if (ended > 0) {
+        (void)snprintf(text, sizeof text, "%d other worker%s then ended by torchrun.", ended,
+                       ended == 1 ? " was" : "s were");
+        tddp_launch_console_put(console, "", text);
+    }
+    tddp_launch_console_put(console, "", line);
 }
 
 void tddp_launch_report_elsewhere(const char *program, const char *text,
@@ -115,9 +146,23 @@ void tddp_launch_report_elsewhere(const char *program, const char *text,
     int length = (int)strcspn(text, "\n");
     tddp_launch_console_say(console, "%s FAILED elsewhere: %.*s", program, length, text);
     if (text[length] == '\n') {
-        put(console, line);
-        put(console, "Root cause, as that node told it:");
+        tddp_launch_console_put(console, "", line);
+        tddp_launch_console_put(console, "", "Root cause, as that node told it:");
         put_field(console, "error", text + length + 1);
-        put(console, line);
+        tddp_launch_console_put(console, "", line);
     }
+}
+
+void tddp_launch_report_json(const tddp_launch_attempt *attempt, bool elsewhere,
+                             tddp_launch_json *json)
+{
+    const tddp_launch_worker *one = NULL;
+    tddp_launch_json_open(json, "failures", '[');
+    for (bool root = !elsewhere; (one = tddp_launch_failure(attempt->workers, attempt->count, one));
+         root = false) {
+        tddp_launch_json_open(json, NULL, '{');
+        put_failure(attempt, one, root, NULL, json);
+        tddp_launch_json_close(json, '{');
+    }
+    tddp_launch_json_close(json, '[');
 }

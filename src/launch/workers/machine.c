@@ -1,12 +1,30 @@
 /*
- * How many workers --nproc-per-node means. GPUs are looked for only where the answer depends on
- * them. Main thread.
+ * How many workers --nproc-per-node means, and the GPU of each. GPUs are looked for only where the
+ * answer depends on them. Main thread.
  */
+#include <stdio.h>
 #include <stdlib.h>
 
-#include "base/base.h"
-#include "launch/workers/devices.h"
-#include "launch/workers/resources.h"
+#include "launch/workers/machine.h"
+
+bool tddp_launch_devices_name(const tddp_launch_devices *devices, const char *visible,
+                              int local_rank, char name[TDDP_LAUNCH_DEVICE_BYTES])
+{
+    bool named = local_rank < devices->named;
+    if (devices->named == 0 && !visible) {
+        (void)snprintf(name, TDDP_LAUNCH_DEVICE_BYTES, "%d", local_rank);
+        return true;
+    }
+    (void)snprintf(name, TDDP_LAUNCH_DEVICE_BYTES, "%s",
+                   named ? devices->list[local_rank].name : "");
+    return named || (visible && *visible == '\0'); /* GPUs are not wanted at all */
+}
+
+void tddp_launch_devices_free(tddp_launch_devices *devices)
+{
+    free(devices->list);
+    *devices = (tddp_launch_devices){0};
+}
 
 /* What there is instead of GPUs, for people. */
 static tddp_status no_gpu(const tddp_launch_devices *devices, const char *visible)
@@ -18,26 +36,18 @@ static tddp_status no_gpu(const tddp_launch_devices *devices, const char *visibl
                          "a machine that was just started run nvidia-smi as root",
                          devices->unreachable, devices->unreachable == 1 ? "" : "s");
     }
-    const char *found = devices->driver ? "" : "no NVIDIA driver's devices found";
-    const char *both = visible && !devices->driver ? ", " : "";
     return tddp_fail(TDDP_INVALID_ARGUMENT,
-                     "--nproc-per-node=gpu: no GPU here (%s%s%s%s%s); expected at least one, or "
+                     "--nproc-per-node=gpu: no GPU here (%s%s%s); expected at least one, or "
                      "--nproc-per-node=auto, cpu or a number",
-                     visible ? "CUDA_VISIBLE_DEVICES=\"" : "", visible ? visible : "",
-                     visible ? "\"" : "", both, found);
-}
-
-/* Of MIG's instances a process sees one, however many are named; but each worker can be given its
- * own. */
-static int usable(const tddp_launch_devices *devices, bool each_its_own)
-{
-    return devices->one_a_process && !each_its_own && devices->count > 1 ? 1 : devices->count;
+                     visible ? "CUDA_VISIBLE_DEVICES=\"" : "no NVIDIA driver's devices found",
+                     visible ? visible : "", visible ? "\"" : "");
 }
 
 static tddp_status count(const tddp_launch_options *options, const tddp_launch_devices *devices,
                          const char *visible, int *out)
 {
-    int gpus = usable(devices, options->virtual_local_rank);
+    /* Of MIG's instances a process sees one, but each worker can be given its own. */
+    int gpus = devices->count > 0 && options->virtual_local_rank ? devices->named : devices->count;
     switch (options->processes.kind) {
     case TDDP_LAUNCH_PROCESSES_NUMBER:
         *out = options->processes.number;
@@ -66,33 +76,24 @@ static bool depends_on_gpus(const tddp_launch_options *options)
            options->numa_binding != TDDP_LAUNCH_BINDING_NONE;
 }
 
-/* --virtual-local-rank needs a GPU for each worker, unless there is none at all. */
-static tddp_status check_virtual(const tddp_launch_devices *devices, const char *visible,
-                                 int workers)
-{
-    char entry[TDDP_LAUNCH_DEVICE_BYTES];
-    if (tddp_launch_devices_name(devices, visible, workers - 1, entry)) {
-        return TDDP_OK;
-    }
-    return tddp_fail(TDDP_INVALID_ARGUMENT,
-                     "--virtual-local-rank: %d workers, but no GPU for each (%s%s%s); expected at "
-                     "most as many workers as GPUs",
-                     workers, visible ? "CUDA_VISIBLE_DEVICES=\"" : "there are fewer",
-                     visible ? visible : "", visible ? "\"" : "");
-}
-
 tddp_status tddp_launch_count_processes(const tddp_launch_options *options,
                                         tddp_launch_devices *devices, int *out)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    char name[TDDP_LAUNCH_DEVICE_BYTES];
     *devices = (tddp_launch_devices){0};
     tddp_status status =
         depends_on_gpus(options) ? tddp_launch_devices_find("", visible, devices) : TDDP_OK;
     if (status == TDDP_OK) {
         status = count(options, devices, visible, out);
     }
-    if (status == TDDP_OK && options->virtual_local_rank) {
-        status = check_virtual(devices, visible, *out);
+    if (status == TDDP_OK && options->virtual_local_rank &&
+        !tddp_launch_devices_name(devices, visible, *out - 1, name)) {
+        status = tddp_fail(TDDP_INVALID_ARGUMENT,
+                           "--virtual-local-rank: %d workers, but no GPU for each (%s%s%s); "
+                           "expected at most as many workers as GPUs",
+                           *out, visible ? "CUDA_VISIBLE_DEVICES=\"" : "there are fewer",
+                           visible ? visible : "", visible ? "\"" : "");
     }
     return status;
 }
