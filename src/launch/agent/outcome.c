@@ -25,12 +25,10 @@ void tddp_launch_agent_say_cause(tddp_launch_agent *agent)
     const tddp_launch_attempt attempt = attempt_of(agent);
     switch (agent->cause) {
     case TDDP_LAUNCH_CAUSE_WORKER:
-        tddp_launch_report(&attempt, &agent->console);
-        tddp_launch_record_attempt(&agent->record, &attempt, NULL);
+        tddp_launch_report(&agent->record, &attempt, NULL, &agent->console);
         break;
     case TDDP_LAUNCH_CAUSE_PEER:
-        tddp_launch_report_elsewhere(attempt.program, agent->text, &agent->console);
-        tddp_launch_record_attempt(&agent->record, &attempt, agent->text);
+        tddp_launch_report(&agent->record, &attempt, agent->text, &agent->console);
         break;
     case TDDP_LAUNCH_CAUSE_CHANGED:
     case TDDP_LAUNCH_CAUSE_FATAL:

@@ -1,6 +1,6 @@
 /*
- * The outcome for programs. Attempts are written down as they fail, since their workers are
- * forgotten before the next; the whole becomes a file at the job's end. Main thread.
+ * The outcome of the job for programs: what is on record of its attempts becomes a file at its end,
+ * and the root cause one for the launcher above. Main thread.
  */
 #include <stdio.h>
 #include <time.h>
@@ -8,41 +8,13 @@
 #include "base/host_name.h"
 #include "launch/report/report.h"
 
-enum { MOST_BYTES = 4 << 20 }; /* of attempts; a job may be started again thousands of times */
-
-static void begin(tddp_launch_json *json)
+void tddp_launch_record_begin(tddp_launch_record *record)
 {
-    if (json->text.size == 0) {
-        tddp_launch_json_open(json, NULL, '{');
-        tddp_launch_json_open(json, "attempts", '[');
+    if (record->json.text.size == 0) {
+        tddp_launch_json_open(&record->json, NULL, '{');
+        tddp_launch_json_open(&record->json, "attempts", '[');
     }
 }
-
-void tddp_launch_record_attempt(tddp_launch_record *record, const tddp_launch_attempt *attempt,
-                                const char *elsewhere)
-{
-    tddp_launch_json *json = &record->json;
-    if (json->failed || json->text.size > MOST_BYTES) {
-        tddp_bytes_free(&json->text);
-        *json = (tddp_launch_json){0};
-        record->omitted = record->count;
-    }
-    begin(json);
-    tddp_launch_json_open(json, NULL, '{');
-    tddp_launch_json_number(json, "restart", attempt->world->restart);
-    tddp_launch_json_number(json, "round", attempt->world->round);
-    tddp_launch_json_number(json, "node_rank", attempt->world->node_rank);
-    tddp_launch_json_number(json, "nodes", attempt->world->nodes);
-    tddp_launch_json_number(json, "world_size", attempt->world->size);
-    tddp_launch_json_text(json, "elsewhere", elsewhere);
-    tddp_launch_json_number(json, "ended_by_torchrun",
-                            tddp_launch_ended_by_us(attempt->workers, attempt->count));
-    tddp_launch_report_json(attempt, elsewhere != NULL, json);
-    tddp_launch_json_close(json, '{');
-    record->count++;
-}
-
-/* --- the job's end --------------------------------------------------------------------------- */
 
 /* Of this node's workers in the last round; none if they were to start again. */
 static void put_ranks(tddp_launch_json *json, const tddp_launch_attempt *attempt)
@@ -71,7 +43,7 @@ static void write_report(tddp_launch_record *record, const tddp_launch_attempt *
     char host[TDDP_HOST_NAME_BYTES];
     char name[32];
     tddp_launch_json *json = &record->json;
-    begin(json);
+    tddp_launch_record_begin(record);
     tddp_launch_json_close(json, '[');
     tddp_launch_json_number(json, "attempts_omitted", record->omitted);
     tddp_launch_json_text(json, "state",

@@ -1,8 +1,8 @@
 /*
  * The failures of an attempt: the root cause first, then the other workers that failed by
- * themselves, then how many were ended because of them. What is known of one is listed once, for
- * people, with the fields of PyTorch's report, and for programs. Main thread, after all workers
- * are gone.
+ * themselves, then how many were ended because of them. What is known of each is written to both:
+ * the console, for people, with the fields of PyTorch's report, and the record, for programs. Main
+ * thread, after all workers are gone.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,136 +12,115 @@
 #include "base/host_name.h"
 #include "launch/report/report.h"
 
-enum { TEXT_BYTES = 64 };
+enum {
+    TEXT_BYTES = 64,
+    MOST_BYTES = 4 << 20 /* of attempts; a job may be started again thousands of times */
+};
 
 static const char line[] = "------------------------------------------------------------";
 
-/* Where a fact goes. */
-enum { PEOPLE = 1, PROGRAMS = 2, BOTH = 3 };
-
-/* One thing that is known of a failed worker. */
-typedef struct fact {
-    const char *key; /* for people a label, for programs the member of an object */
-    int for_whom;
-    enum { TEXT, NUMBER, BOOL } kind;
-    int64_t number;
-    const char *text; /* NULL: none */
-} fact;
-
-/* "  label     : text", further lines of the text in the same column; nothing without a text. */
+/* "  label     : text", further lines of the text in the same column; nothing without a text, or
+ * without a console. */
 static void put_field(tddp_launch_console *console, const char *label, const char *text)
 {
     char head[32];
     (void)snprintf(head, sizeof head, "  %-10s: ", label);
-    if (text && *text != '\0') {
+    if (console && text && *text != '\0') {
         tddp_launch_console_put(console, head, text);
     }
 }
 
-static void put_member(tddp_launch_json *json, const fact *one)
+/* What is the same for both. */
+static void put_text(tddp_launch_console *console, tddp_launch_json *json, const char *key,
+                     const char *text)
 {
-    if (one->kind == TEXT) {
-        tddp_launch_json_text(json, one->key, one->text);
-    } else if (one->kind == NUMBER) {
-        tddp_launch_json_number(json, one->key, one->number);
-    } else {
-        tddp_launch_json_bool(json, one->key, one->number != 0);
-    }
+    put_field(console, key, text);
+    tddp_launch_json_text(json, key, text);
 }
 
-static void format_time(char text[TEXT_BYTES], const char *format, const struct tm *time)
+static void put_time(tddp_launch_console *console, tddp_launch_json *json,
+                     const struct timespec *moment)
 {
-    if (!time || strftime(text, TEXT_BYTES, format, time) == 0) {
-        text[0] = '\0';
-    }
-}
-
-/* Writes what is known of a failed worker to one of the two. */
-static void put_failure(const tddp_launch_attempt *attempt, const tddp_launch_worker *worker,
-                        bool root, tddp_launch_console *console, tddp_launch_json *json)
-{
-    char local[TEXT_BYTES], utc[TEXT_BYTES], rank[TEXT_BYTES], code[TEXT_BYTES], name[32];
-    char ending[TDDP_LAUNCH_ENDING_BYTES];
-    char host[TDDP_HOST_NAME_BYTES];
-    char *logs[TDDP_LAUNCH_STREAMS] = {NULL};
-    const tddp_launch_output *output = attempt->output;
-    const tddp_launch_error *error = &worker->error;
-    const int status = worker->wait_status;
-    const bool signaled = WIFSIGNALED(status);
-    const char *kept = output && tddp_launch_output_folder(output) ? worker->error_file : NULL;
+    char text[TEXT_BYTES] = "";
     struct tm time;
-    format_time(local, "%Y-%m-%d %H:%M:%S", localtime_r(&worker->ended.tv_sec, &time));
-    format_time(utc, "%Y-%m-%dT%H:%M:%S", gmtime_r(&worker->ended.tv_sec, &time));
-    tddp_add_text(utc, sizeof utc, ".%06ldZ", worker->ended.tv_nsec / 1000);
-    (void)snprintf(rank, sizeof rank, "%d (local_rank: %d)", worker->rank, worker->local_rank);
-    (void)snprintf(code, sizeof code, "%d (pid: %d)", tddp_launch_exit_code(worker), worker->pid);
-    for (int i = 0; output && i < TDDP_LAUNCH_STREAMS; i++) {
-        logs[i] = tddp_launch_output_log_file(output, worker->local_rank, i);
+    if (localtime_r(&moment->tv_sec, &time) &&
+        strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &time) > 0) {
+        put_field(console, "time", text);
     }
-    const fact facts[] = {
-        {"root_cause", PROGRAMS, BOOL, root, NULL},
-        {"time", PEOPLE, TEXT, 0, local},
-        {"time", PROGRAMS, TEXT, 0, utc},
-        {"timestamp", PROGRAMS, NUMBER, tddp_launch_failure_second(worker), NULL},
-        {"host", BOTH, TEXT, 0, tddp_host_name(host)},
-        {"rank", PEOPLE, TEXT, 0, rank},
-        {"rank", PROGRAMS, NUMBER, worker->rank, NULL},
-        {"local_rank", PROGRAMS, NUMBER, worker->local_rank, NULL},
-        {"pid", PROGRAMS, NUMBER, worker->pid, NULL},
-        {"exitcode", PEOPLE, TEXT, 0, code},
-        {"exitcode", PROGRAMS, NUMBER, tddp_launch_exit_code(worker), NULL},
-        {"signal", PEOPLE, TEXT, 0, signaled ? tddp_launch_ending(worker, ending) : NULL},
-        {"signal", PROGRAMS, TEXT, 0,
-         signaled ? tddp_launch_signal_name(WTERMSIG(status), name) : NULL},
-        {"out_of_memory", PROGRAMS, BOOL, worker->out_of_memory, NULL},
-        {"core_dumped", PROGRAMS, BOOL, signaled && WCOREDUMP(status), NULL},
-        {"consequence", PROGRAMS, BOOL, error->consequence, NULL},
-        {"error_file", PEOPLE, TEXT, 0, error->missing ? error->missing : kept},
-        {"error_file", PROGRAMS, TEXT, 0, error->missing ? NULL : kept},
-        {"error_file_missing", PROGRAMS, TEXT, 0, error->missing},
-        {"message", BOTH, TEXT, 0, error->message},
-        {"traceback", BOTH, TEXT, 0, error->traceback},
-        {"stdout", BOTH, TEXT, 0, logs[TDDP_LAUNCH_OUT]},
-        {"stderr", BOTH, TEXT, 0, logs[TDDP_LAUNCH_ERR]},
-    };
-    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
-        if (console && facts[i].for_whom & PEOPLE) {
-            put_field(console, facts[i].key, facts[i].text);
-        } else if (json && facts[i].for_whom & PROGRAMS) {
-            put_member(json, &facts[i]);
-        }
+    if (gmtime_r(&moment->tv_sec, &time) &&
+        strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &time) > 0) {
+        tddp_add_text(text, sizeof text, ".%06ldZ", moment->tv_nsec / 1000);
     }
-    free(logs[TDDP_LAUNCH_OUT]);
-    free(logs[TDDP_LAUNCH_ERR]);
+    tddp_launch_json_text(json, "time", text);
 }
 
-void tddp_launch_report(const tddp_launch_attempt *attempt, tddp_launch_console *console)
+static void put_ending(tddp_launch_console *console, tddp_launch_json *json,
+                       const tddp_launch_worker *worker)
 {
     char text[TDDP_LAUNCH_ENDING_BYTES];
-    const tddp_launch_worker *root = tddp_launch_failure(attempt->workers, attempt->count, NULL);
-    int ended = tddp_launch_ended_by_us(attempt->workers, attempt->count);
-    if (!root) {
-        return;
-    }
-    tddp_launch_console_say(console, "%s FAILED: rank %d, %s", attempt->program, root->rank,
-                            tddp_launch_ending(root, text));
-    tddp_launch_console_put(console, "", line);
-    for (const tddp_launch_worker *one = root; one;
-         one = tddp_launch_failure(attempt->workers, attempt->count, one)) {
-        tddp_launch_console_put(console, "",
-                                one == root ? "Root cause (first failure):" : "Failed too:");
-        put_failure(attempt, one, one == root, console, NULL);
-    }
-    if (ended > 0) {
-        (void)snprintf(text, sizeof text, "%d other worker%s then ended by torchrun.", ended,
-                       ended == 1 ? " was" : "s were");
-        tddp_launch_console_put(console, "", text);
-    }
-    tddp_launch_console_put(console, "", line);
+    int status = worker->wait_status;
+    int code = tddp_launch_exit_code(worker);
+    bool signaled = WIFSIGNALED(status);
+    (void)snprintf(text, sizeof text, "%d (pid: %d)", code, (int)worker->pid);
+    put_field(console, "exitcode", text);
+    put_field(console, "signal", signaled ? tddp_launch_ending(worker, text) : NULL);
+    tddp_launch_json_number(json, "pid", worker->pid);
+    tddp_launch_json_number(json, "exitcode", code);
+    tddp_launch_json_text(json, "signal",
+                          signaled ? tddp_launch_signal_name(WTERMSIG(status), text) : NULL);
+    tddp_launch_json_bool(json, "out_of_memory", worker->out_of_memory);
+    tddp_launch_json_bool(json, "core_dumped", signaled && WCOREDUMP(status));
 }
 
-void tddp_launch_report_elsewhere(const char *program, const char *text,
-                                  tddp_launch_console *console)
+static void put_files(tddp_launch_console *console, tddp_launch_json *json,
+                      const tddp_launch_worker *worker, const tddp_launch_output *output)
+{
+    static const char *const keys[] = {"stdout", "stderr"};
+    const char *missing = worker->error.missing;
+    const char *kept = output && tddp_launch_output_folder(output) ? worker->error_file : NULL;
+    put_field(console, "error_file", missing ? missing : kept);
+    tddp_launch_json_text(json, "error_file", missing ? NULL : kept);
+    tddp_launch_json_text(json, "error_file_missing", missing);
+    put_text(console, json, "message", worker->error.message);
+    put_text(console, json, "traceback", worker->error.traceback);
+    for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
+        char *path =
+            output ? tddp_launch_output_log_file(output, worker->local_rank, stream) : NULL;
+        put_text(console, json, keys[stream], path);
+        free(path);
+    }
+}
+
+/* Without a console the root cause is elsewhere: none of these is it. */
+static void put_failures(tddp_launch_console *console, tddp_launch_json *json,
+                         const tddp_launch_attempt *attempt)
+{
+    char text[TEXT_BYTES];
+    char host[TDDP_HOST_NAME_BYTES];
+    const tddp_launch_worker *one = NULL;
+    for (bool root = console; (one = tddp_launch_failure(attempt->workers, attempt->count, one));
+         root = false) {
+        if (console) {
+            tddp_launch_console_put(console, "",
+                                    root ? "Root cause (first failure):" : "Failed too:");
+        }
+        tddp_launch_json_open(json, NULL, '{');
+        tddp_launch_json_bool(json, "root_cause", root);
+        put_time(console, json, &one->ended);
+        tddp_launch_json_number(json, "timestamp", tddp_launch_failure_second(one));
+        put_text(console, json, "host", tddp_host_name(host));
+        (void)snprintf(text, sizeof text, "%d (local_rank: %d)", one->rank, one->local_rank);
+        put_field(console, "rank", text);
+        tddp_launch_json_number(json, "rank", one->rank);
+        tddp_launch_json_number(json, "local_rank", one->local_rank);
+        put_ending(console, json, one);
+        tddp_launch_json_bool(json, "consequence", one->error.consequence);
+        put_files(console, json, one, attempt->output);
+        tddp_launch_json_close(json, '{');
+    }
+}
+
+static void put_elsewhere(tddp_launch_console *console, const char *program, const char *text)
 {
     int length = (int)strcspn(text, "\n");
     tddp_launch_console_say(console, "%s FAILED elsewhere: %.*s", program, length, text);
@@ -153,16 +132,52 @@ void tddp_launch_report_elsewhere(const char *program, const char *text,
     }
 }
 
-void tddp_launch_report_json(const tddp_launch_attempt *attempt, bool elsewhere,
-                             tddp_launch_json *json)
+/* Begins the attempt's part of the record. Where that is of no use or too long, it begins anew. */
+static void put_attempt(tddp_launch_record *record, const tddp_launch_attempt *attempt,
+                        const char *elsewhere)
 {
-    const tddp_launch_worker *one = NULL;
+    tddp_launch_json *json = &record->json;
+    if (json->failed || json->text.size > MOST_BYTES) {
+        tddp_bytes_free(&json->text);
+        *json = (tddp_launch_json){0};
+        record->omitted = record->count;
+    }
+    record->count++;
+    tddp_launch_record_begin(record);
+    tddp_launch_json_open(json, NULL, '{');
+    tddp_launch_json_number(json, "restart", attempt->world->restart);
+    tddp_launch_json_number(json, "round", attempt->world->round);
+    tddp_launch_json_number(json, "node_rank", attempt->world->node_rank);
+    tddp_launch_json_number(json, "nodes", attempt->world->nodes);
+    tddp_launch_json_number(json, "world_size", attempt->world->size);
+    tddp_launch_json_text(json, "elsewhere", elsewhere);
+}
+
+void tddp_launch_report(tddp_launch_record *record, const tddp_launch_attempt *attempt,
+                        const char *elsewhere, tddp_launch_console *console)
+{
+    char text[TDDP_LAUNCH_ENDING_BYTES];
+    tddp_launch_json *json = &record->json;
+    const tddp_launch_worker *root = tddp_launch_failure(attempt->workers, attempt->count, NULL);
+    int ended = tddp_launch_ended_by_us(attempt->workers, attempt->count);
+    put_attempt(record, attempt, elsewhere);
+    tddp_launch_json_number(json, "ended_by_torchrun", ended);
     tddp_launch_json_open(json, "failures", '[');
-    for (bool root = !elsewhere; (one = tddp_launch_failure(attempt->workers, attempt->count, one));
-         root = false) {
-        tddp_launch_json_open(json, NULL, '{');
-        put_failure(attempt, one, root, NULL, json);
-        tddp_launch_json_close(json, '{');
+    if (elsewhere) {
+        put_elsewhere(console, attempt->program, elsewhere);
+        put_failures(NULL, json, attempt);
+    } else if (root) {
+        tddp_launch_console_say(console, "%s FAILED: rank %d, %s", attempt->program, root->rank,
+                                tddp_launch_ending(root, text));
+        tddp_launch_console_put(console, "", line);
+        put_failures(console, json, attempt);
+        (void)snprintf(text, sizeof text, "%d other worker%s then ended by torchrun.", ended,
+                       ended == 1 ? " was" : "s were");
+        tddp_launch_console_put(console, "", ended > 0 ? text : line);
+        if (ended > 0) {
+            tddp_launch_console_put(console, "", line);
+        }
     }
     tddp_launch_json_close(json, '[');
+    tddp_launch_json_close(json, '{');
 }

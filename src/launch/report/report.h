@@ -56,25 +56,23 @@ const char *tddp_launch_report_summary(const tddp_launch_worker *workers, int co
 
 /* --- report.c: the failures of an attempt ---------------------------------------------------- */
 
-/* Queues the report, root cause first, for standard error. Nothing if no worker failed. */
-void tddp_launch_report(const tddp_launch_attempt *attempt, tddp_launch_console *console);
-
-/* The same for a failure on another node, whose tddp_launch_report_summary() is `text`. */
-void tddp_launch_report_elsewhere(const char *program, const char *text,
-                                  tddp_launch_console *console);
-
-/* Adds the failures as a list of JSON; with the root cause elsewhere, none of these is it. */
-void tddp_launch_report_json(const tddp_launch_attempt *attempt, bool elsewhere,
-                             tddp_launch_json *json);
-
-/* --- record.c: the outcome of the job, for programs ------------------------------------------ */
-
-/* The attempts that failed so far. All zero is an empty one; tddp_bytes_free() of json.text. */
+/* The attempts that failed so far, for programs. All zero is an empty one; tddp_bytes_free() of
+ * json.text. */
 typedef struct tddp_launch_record {
     tddp_launch_json json;
     int count;
     int omitted; /* earlier ones that took too much room */
 } tddp_launch_record;
+
+/*
+ * Records an attempt that failed, and queues its report, root cause first, for standard error. Of
+ * another node's failure `elsewhere` is that node's tddp_launch_report_summary(); else it is NULL.
+ * Once the workers have ended and before they are forgotten.
+ */
+void tddp_launch_report(tddp_launch_record *record, const tddp_launch_attempt *attempt,
+                        const char *elsewhere, tddp_launch_console *console);
+
+/* --- record.c: the outcome of the job, for programs ------------------------------------------ */
 
 /* How the job ended; texts are borrowed and may be NULL. */
 typedef struct tddp_launch_outcome {
@@ -85,10 +83,8 @@ typedef struct tddp_launch_outcome {
     const char *error_file;  /* TORCHELASTIC_ERROR_FILE of torchrun itself */
 } tddp_launch_outcome;
 
-/* Takes down an attempt that failed; `elsewhere` tells of another node's failure, or is NULL. Once
- * its workers have ended and before they are forgotten. */
-void tddp_launch_record_attempt(tddp_launch_record *record, const tddp_launch_attempt *attempt,
-                                const char *elsewhere);
+/* Makes the head of an empty record: a list of attempts is open then. */
+void tddp_launch_record_begin(tddp_launch_record *record);
 
 /*
  * Writes outcome->report_file, if there is one, and, if the job failed, outcome->error_file. A file
