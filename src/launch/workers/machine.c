@@ -26,47 +26,23 @@ void tddp_launch_devices_free(tddp_launch_devices *devices)
     *devices = (tddp_launch_devices){0};
 }
 
-/* What there is instead of GPUs, for people. */
-static tddp_status no_gpu(const tddp_launch_devices *devices, const char *visible)
-{
-    if (devices->unreachable > 0) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--nproc-per-node=gpu: the NVIDIA driver shows %d GPU%s, but there is no "
-                         "/dev/nvidia0 or the like to use one; give the container its GPUs, or on "
-                         "a machine that was just started run nvidia-smi as root",
-                         devices->unreachable, devices->unreachable == 1 ? "" : "s");
-    }
-    return tddp_fail(TDDP_INVALID_ARGUMENT,
-                     "--nproc-per-node=gpu: no GPU here (%s%s%s); expected at least one, or "
-                     "--nproc-per-node=auto, cpu or a number",
-                     visible ? "CUDA_VISIBLE_DEVICES=\"" : "no NVIDIA driver's devices found",
-                     visible ? visible : "", visible ? "\"" : "");
-}
-
-static tddp_status count(const tddp_launch_options *options, const tddp_launch_devices *devices,
-                         const char *visible, int *out)
+static int count(const tddp_launch_options *options, const tddp_launch_devices *devices)
 {
     /* Of MIG's instances a process sees one, but each worker can be given its own. */
     int gpus = devices->count > 0 && options->virtual_local_rank ? devices->named : devices->count;
     switch (options->processes.kind) {
     case TDDP_LAUNCH_PROCESSES_NUMBER:
-        *out = options->processes.number;
-        return TDDP_OK;
+        return options->processes.number;
     case TDDP_LAUNCH_PROCESSES_CPU:
-        *out = tddp_launch_cores();
-        return TDDP_OK;
+        return tddp_launch_cores();
     case TDDP_LAUNCH_PROCESSES_AUTO:
-        *out = gpus > 0 ? gpus : tddp_launch_cores();
-        return TDDP_OK;
-    case TDDP_LAUNCH_PROCESSES_XPU:
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--nproc-per-node=xpu: GPUs of Intel are not supported; expected gpu, "
-                         "cpu, auto or a number");
+        return gpus > 0 ? gpus : tddp_launch_cores();
     case TDDP_LAUNCH_PROCESSES_GPU:
+        return gpus;
+    case TDDP_LAUNCH_PROCESSES_XPU: /* GPUs of Intel */
         break;
     }
-    *out = gpus;
-    return gpus > 0 ? TDDP_OK : no_gpu(devices, visible);
+    return 0;
 }
 
 static bool depends_on_gpus(const tddp_launch_options *options)
@@ -81,19 +57,30 @@ tddp_status tddp_launch_count_processes(const tddp_launch_options *options,
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     char name[TDDP_LAUNCH_DEVICE_BYTES];
+    char seen[256] = "there are no more device files such as /dev/nvidia0";
     *devices = (tddp_launch_devices){0};
-    tddp_status status =
-        depends_on_gpus(options) ? tddp_launch_devices_find("", visible, devices) : TDDP_OK;
-    if (status == TDDP_OK) {
-        status = count(options, devices, visible, out);
+    if (depends_on_gpus(options) && tddp_launch_devices_find("", visible, devices) != TDDP_OK) {
+        return TDDP_OUT_OF_MEMORY;
     }
-    if (status == TDDP_OK && options->virtual_local_rank &&
+    *out = count(options, devices);
+    /* Without a driver what the variable names is no GPU. */
+    bool driver = devices->count > 0 || devices->named == 0;
+    if (visible && (driver || *out > 0)) {
+        (void)snprintf(seen, sizeof seen, "CUDA_VISIBLE_DEVICES=\"%s\"", visible);
+    }
+    if (*out == 0) {
+        bool xpu = options->processes.kind == TDDP_LAUNCH_PROCESSES_XPU;
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "--nproc-per-node=%s: no GPU here (%s); expected at least one, or "
+                         "--nproc-per-node=auto, cpu or a number",
+                         xpu ? "xpu" : "gpu", seen);
+    }
+    if (options->virtual_local_rank &&
         !tddp_launch_devices_name(devices, visible, *out - 1, name)) {
-        status = tddp_fail(TDDP_INVALID_ARGUMENT,
-                           "--virtual-local-rank: %d workers, but no GPU for each (%s%s%s); "
-                           "expected at most as many workers as GPUs",
-                           *out, visible ? "CUDA_VISIBLE_DEVICES=\"" : "there are fewer",
-                           visible ? visible : "", visible ? "\"" : "");
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "--virtual-local-rank: %d workers, but no GPU for each (%s); expected at "
+                         "most as many workers as GPUs",
+                         *out, seen);
     }
-    return status;
+    return TDDP_OK;
 }

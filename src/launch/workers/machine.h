@@ -58,7 +58,6 @@ typedef struct tddp_launch_devices {
     int named;                /* in the list */
     int count;                /* that one process may use: of instances of MIG 1; without a driver 0
                                */
-    int unreachable;          /* GPUs that the driver shows where none has a device file */
 } tddp_launch_devices;
 
 /* Looks below `root` ("" for this machine); `visible` is CUDA_VISIBLE_DEVICES or NULL. No GPU is no

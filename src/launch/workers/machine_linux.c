@@ -80,8 +80,7 @@ typedef struct gpu {
 typedef struct gpu_list {
     gpu *list;
     int count;
-    bool uncounted;  /* a driver that does not show its GPUs in files, as Windows' and Jetson's */
-    int unreachable; /* GPUs of the machine where none has a device file */
+    bool uncounted; /* a driver that does not show its GPUs in files, as Windows' and Jetson's */
 } gpu_list;
 
 /* Paths below the root that match the pattern, in order. Caller: globfree(). */
@@ -137,7 +136,6 @@ static tddp_status find_gpus(const char *root, gpu_list *out)
             found.list[found.count++] = (gpu){.node = -1};
         }
     }
-    found.unreachable = found.count == 0 ? (int)shown.gl_pathc : 0;
     globfree(&shown);
     globfree(&files);
     (void)snprintf(path, sizeof path, "%s/dev/dxg", root);
@@ -246,7 +244,6 @@ tddp_status tddp_launch_devices_find(const char *root, const char *visible,
     }
     bool instances = found.named > 0 && kind_of(found.list[0].name) == 'M';
     found.count = all.count == 0 && !all.uncounted ? 0 : instances ? 1 : found.named;
-    found.unreachable = all.unreachable;
     free(all.list);
     *out = found;
     return TDDP_OK;
