@@ -15,7 +15,6 @@
 #include "launch/front/front.h"
 #include "launch/installed/installed.h"
 #include "launch/output/output.h"
-#include "launch/workers/resources.h"
 
 enum { EXIT_USAGE = 2 };
 
@@ -46,22 +45,21 @@ static int split_and_run(const tddp_launch_options *options, const tddp_launch_p
                          const tddp_launch_devices *devices, int local_size)
 {
     tddp_launch_signals signals;
-    tddp_launch_unrelated unrelated;
     pid_t agent;
-    if (tddp_launch_signals_block(options->signals, options->signal_count, &signals) != TDDP_OK ||
-        tddp_launch_unrelated_find(&unrelated) != TDDP_OK) {
+    if (tddp_launch_signals_block(options->signals, options->signal_count, &signals) != TDDP_OK) {
         return complain(EXIT_FAILURE);
     }
+    char *unrelated = tddp_launch_list_children();
     int status;
     if (tddp_launch_front_split(&signals, &agent) != TDDP_OK) {
         status = complain(EXIT_FAILURE);
     } else if (agent > 0) {
-        status = tddp_launch_front_watch(agent, &signals, &unrelated);
+        status = tddp_launch_front_watch(agent, &signals, unrelated);
     } else {
         status = tddp_launch_run(options, program, &signals, devices, local_size);
-        tddp_launch_signals_close(&signals);
+        tddp_close(signals.fd);
     }
-    tddp_launch_unrelated_free(&unrelated);
+    free(unrelated);
     return status;
 }
 

@@ -110,11 +110,10 @@ static bool open_timers(tddp_launch_agent *agent)
     if (folder && tddp_launch_timers_open(folder, &agent->timers) != TDDP_OK) {
         tddp_launch_console_say(&agent->console, "no timers for workers: %s", tddp_error_message());
     }
-    agent->job.timer_file = tddp_launch_timers_path(agent->timers);
-    return !agent->timers ||
-           tddp_launch_agent_watch(agent, &agent->sources.timers,
-                                   tddp_launch_timers_fd(agent->timers), TDDP_LAUNCH_PRIORITY_EVENT,
-                                   tddp_launch_agent_on_timers) == TDDP_OK;
+    agent->job.timer_file = agent->timers ? agent->timers->path : NULL;
+    return !agent->timers || tddp_launch_agent_watch(agent, &agent->sources.timers,
+                                                     agent->timers->fd, TDDP_LAUNCH_PRIORITY_EVENT,
+                                                     tddp_launch_agent_on_timers) == TDDP_OK;
 }
 
 /* False with a text. */
@@ -127,8 +126,7 @@ static bool prepare(tddp_launch_agent *agent, const tddp_launch_devices *devices
     if (agent->job.binding.note[0] != '\0') {
         tddp_launch_console_say(&agent->console, "--numa-binding: %s", agent->job.binding.note);
     }
-    tddp_launch_oom_open(&agent->oom, "");
-    tddp_launch_terminal_look(&agent->terminal, agent->signals->front);
+    tddp_launch_terminal_look(&agent->terminal);
     choose_run_id(agent);
     if (tddp_launch_adopt_orphans() != TDDP_OK ||
         tddp_launch_output_create(agent->options, agent->job.run_id, &agent->console,
@@ -148,11 +146,10 @@ static void release(tddp_launch_agent *agent)
     tddp_launch_health_close(agent->health);
     tddp_launch_agent_forget_workers(agent);
     free(agent->workers);
-    tddp_launch_record_free(&agent->record);
+    tddp_bytes_free(&agent->record.json.text);
     tddp_launch_timers_close(agent->timers);
     tddp_launch_output_free(agent->output);
-    tddp_launch_job_free(&agent->job);
-    tddp_launch_oom_close(&agent->oom);
+    free(agent->job.binding.sets);
     tddp_close(agent->null_fd);
     tddp_launch_console_close(&agent->console);
     tddp_launch_loop_free(&agent->loop);

@@ -25,13 +25,9 @@
 #include "launch/loop/loop.h"
 #include "launch/output/output.h"
 #include "launch/rendezvous/rendezvous.h"
-#include "launch/report/record.h"
+#include "launch/report/report.h"
 #include "launch/timers/timers.h"
-#include "launch/workers/environment.h"
-#include "launch/workers/oom.h"
 #include "launch/workers/processes.h"
-#include "launch/workers/terminal.h"
-#include "launch/workers/worker.h"
 
 typedef enum tddp_launch_phase {
     TDDP_LAUNCH_JOINING,
@@ -88,7 +84,7 @@ struct tddp_launch_agent {
     tddp_launch_rendezvous *rendezvous; /* several nodes */
     tddp_launch_output *output;
     tddp_launch_terminal terminal;
-    tddp_launch_oom oom;
+    long long oom_kills;        /* of the kernel, that have been accounted for */
     tddp_launch_timers *timers; /* NULL: there can be none */
     tddp_launch_health *health; /* --health-check-port; else NULL */
     int null_fd;

@@ -4,6 +4,7 @@
  */
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "launch/agent/agent_state.h"
 
@@ -31,39 +32,24 @@ static void shorten(tddp_launch_agent *agent, int limit_ms)
 /* --- ending the workers ---------------------------------------------------------------------- */
 
 /*
- * Sends a signal once to each process of the job: to workers by their process groups, which no fork
- * escapes, and to all that have left these. What comes from the terminal its owner's group has
- * already. Stopped ones continue: they take no other signal.
+ * Has all processes of the job end, for a cause (NONE: these are what workers that are done have
+ * left): they get the signal once, and have until the deadline. What comes from the terminal its
+ * owner's group has already. Stopped ones continue: they take no other signal.
  */
-static void signal_job(tddp_launch_agent *agent, int number, bool from_terminal)
-{
-    pid_t groups[TDDP_LAUNCH_MAX_LOCAL + 1];
-    tddp_launch_exempt reached = {.groups = groups};
-    for (int i = 0; i < agent->count; i++) {
-        tddp_launch_worker *worker = &agent->workers[i];
-        worker->ended_by_us |= worker->alive;
-        if (worker->alive && !worker->has_terminal) {
-            groups[reached.group_count++] = worker->pid;
-            tddp_launch_worker_signal(worker, number);
-        }
-    }
-    if (from_terminal) {
-        groups[reached.group_count++] = agent->terminal.group;
-    }
-    (void)tddp_launch_signal_descendants(&reached, number);
-    (void)tddp_launch_signal_descendants(NULL, SIGCONT);
-}
-
-/* Has all processes of the job end, for a cause (NONE: these are what workers that are done have
- * left): they get the signal once, and have until the deadline. */
 static void stop(tddp_launch_agent *agent, int cause)
 {
     bool by_signal = cause == TDDP_LAUNCH_CAUSE_SIGNAL;
+    bool from_terminal = by_signal && agent->received.from_terminal;
+    const tddp_launch_exempt reached = {.group = from_terminal ? agent->terminal.group : 0};
     agent->cause = (tddp_launch_cause)cause;
     agent->ended_by = by_signal ? agent->received.number : SIGTERM;
     agent->kills = 0;
+    for (int i = 0; i < agent->count; i++) {
+        agent->workers[i].ended_by_us |= agent->workers[i].alive;
+    }
     if (tddp_launch_has_children()) {
-        signal_job(agent, agent->ended_by, by_signal && agent->received.from_terminal);
+        (void)tddp_launch_signal_descendants(&reached, agent->ended_by);
+        (void)tddp_launch_signal_descendants(NULL, SIGCONT);
     }
     tddp_launch_agent_enter(agent, TDDP_LAUNCH_STOPPING,
                             (int64_t)(agent->options->shutdown_timeout * 1000));
@@ -172,7 +158,7 @@ static void stop_orphaned(tddp_launch_agent *agent, int cause)
 static void take_signal(tddp_launch_agent *agent)
 {
     const tddp_launch_signal *signal = &agent->received;
-    bool orphaned = !agent->front_gone && tddp_launch_signals_front_gone(agent->signals);
+    bool orphaned = !agent->front_gone && getppid() != agent->signals->parent;
     if (!orphaned && signal->from_terminal && signal->number != SIGHUP &&
         agent->phase == TDDP_LAUNCH_RUNNING && agent->workers[0].alive &&
         agent->workers[0].has_terminal) {
@@ -208,7 +194,9 @@ static void reap(tddp_launch_agent *agent)
         if (worker) {
             tddp_launch_worker_note_end(worker, status);
             worker->out_of_memory = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL &&
-                                    !worker->ended_by_us && tddp_launch_oom_has_killed(&agent->oom);
+                                    !worker->ended_by_us &&
+                                    tddp_launch_oom_kills("") > agent->oom_kills;
+            agent->oom_kills += worker->out_of_memory; /* by one kill one worker */
             agent->alive--;
         }
     }
@@ -248,7 +236,7 @@ static int key_of(const tddp_launch_agent *agent)
 static void take_failure(tddp_launch_agent *agent, int limit_ms)
 {
     char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
-    const tddp_launch_worker *root = tddp_launch_root_cause(agent->workers, agent->count);
+    const tddp_launch_worker *root = tddp_launch_failure(agent->workers, agent->count, NULL);
     int key = root ? key_of(agent) : 0;
     if (!root) {
         return;

@@ -2,8 +2,6 @@
  * What the health check answers about the job. Main thread.
  */
 #include "launch/agent/agent_state.h"
-#include "launch/report/json.h"
-#include "launch/report/report.h"
 
 static const char *state_of(const tddp_launch_agent *agent)
 {

@@ -32,7 +32,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
         .files = &agent->files,
         /* One reader at most: two would tear the input between them. */
         .stdin_fd = local_rank == 0 ? STDIN_FILENO : agent->null_fd,
-        .binding = &agent->job.binding,
+        .cpus = agent->job.binding.sets ? &agent->job.binding.sets[local_rank] : NULL,
         .terminal_group =
             agent->terminal.present && out_fd == STDOUT_FILENO ? agent->terminal.group : 0,
         .output_fds = {out_fd, tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_ERR)},
@@ -40,7 +40,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
     tddp_status status =
         start.argv && start.envp ? tddp_launch_worker_start(worker, &start) : TDDP_OUT_OF_MEMORY;
     tddp_launch_list_free(start.argv);
-    tddp_launch_list_free(start.envp);
+    free(start.envp);
     if (status != TDDP_OK) {
         return status;
     }
@@ -53,9 +53,11 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent, int value)
     (void)value;
     tddp_launch_agent_enter(agent, TDDP_LAUNCH_RUNNING, -1);
     agent->reported = false;
-    tddp_launch_timers_forget(agent->timers);
+    if (agent->timers) {
+        agent->timers->count = 0;
+    }
     tddp_status status = tddp_launch_output_begin(agent->output, &agent->world);
-    tddp_launch_oom_forget(&agent->oom);
+    agent->oom_kills = tddp_launch_oom_kills("");
     for (int i = 0; i < agent->count && status == TDDP_OK; i++) {
         status = start_worker(agent, i);
     }
@@ -191,12 +193,10 @@ void tddp_launch_agent_finish_round(tddp_launch_agent *agent, int value)
         WIFSIGNALED(agent->workers[0].wait_status)) {
         tddp_launch_terminal_restore(&agent->terminal);
     }
-    if (agent->cause == TDDP_LAUNCH_CAUSE_WORKER) {
-        tddp_launch_report(&attempt, &agent->console);
-        tddp_launch_record_attempt(&agent->record, &attempt, NULL);
-    } else if (agent->cause == TDDP_LAUNCH_CAUSE_PEER) {
-        tddp_launch_report_elsewhere(attempt.program, agent->text, &agent->console);
-        tddp_launch_record_attempt(&agent->record, &attempt, agent->text);
+    bool elsewhere = agent->cause == TDDP_LAUNCH_CAUSE_PEER;
+    if (elsewhere || agent->cause == TDDP_LAUNCH_CAUSE_WORKER) {
+        tddp_launch_report(&agent->record, &attempt, elsewhere ? agent->text : NULL,
+                           &agent->console);
     }
     if (tddp_launch_agent_goes_on(agent)) {
         tddp_launch_agent_log_next_round(agent);

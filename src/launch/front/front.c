@@ -4,6 +4,7 @@
  * whatever happens to the agent. Main thread.
  */
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,8 @@ enum {
     MOST_SWEEPS = 60, /* then what is left cannot be killed */
     SWEEP_MS = 50,    /* the longest wait between two */
     SAY_MS = 1000,    /* for the reader of standard error */
-    STOP_ROUNDS = 8   /* a process may be started while its parent is not stopped yet */
+    STOP_ROUNDS = 8,  /* a process may be started while its parent is not stopped yet */
+    REPEATED_MS = 500 /* signals of one number within this time are one */
 };
 
 tddp_status tddp_launch_front_split(tddp_launch_signals *signals, pid_t *agent)
@@ -36,9 +38,9 @@ tddp_status tddp_launch_front_split(tddp_launch_signals *signals, pid_t *agent)
         return TDDP_OK;
     }
     (void)setpgid(0, 0); /* cannot fail: a fresh child leads no session */
-    tddp_launch_name_process("torchrun-agent");
+    (void)pthread_setname_np(pthread_self(), "torchrun-agent");
     status = tddp_launch_signals_open(signals, front);
-    if (status == TDDP_OK && !tddp_launch_hear_of_end(front, SIGTERM)) {
+    if (status == TDDP_OK && !tddp_launch_signal_at_end_of(front, SIGTERM)) {
         status = tddp_fail(TDDP_SYSTEM, "killed while it started");
     }
     *agent = 0;
@@ -66,7 +68,7 @@ static bool reap(pid_t agent, int *agent_status)
 }
 
 /* Kills what the agent has left, until nothing of it is there; false if something stays. */
-static bool sweep(const tddp_launch_unrelated *unrelated)
+static bool sweep(const char *unrelated)
 {
     const tddp_launch_exempt exempt = {.unrelated = unrelated};
     int pause_ms = 1;
@@ -93,7 +95,7 @@ static void say(const char *text)
     free(line);
 }
 
-static int conclude(pid_t agent, int status, const tddp_launch_unrelated *unrelated)
+static int conclude(pid_t agent, int status, const char *unrelated)
 {
     char name[32];
     char text[160];
@@ -113,9 +115,9 @@ static int conclude(pid_t agent, int status, const tddp_launch_unrelated *unrela
 
 /* Ctrl-Z: first the workers, then this process, which returns from its own stop when it is
  * continued (or at once where nobody could continue it). */
-static void stop_and_continue(pid_t agent, const tddp_launch_unrelated *unrelated)
+static void stop_and_continue(pid_t agent, const char *unrelated)
 {
-    const tddp_launch_exempt exempt = {.unrelated = unrelated, .process = agent};
+    const tddp_launch_exempt exempt = {.unrelated = unrelated, .group = agent};
     sigset_t stop;
     size_t known = 0;
     for (int i = 0; i < STOP_ROUNDS; i++) {
@@ -139,9 +141,24 @@ static bool is_default(int number)
     return sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_DFL;
 }
 
-int tddp_launch_front_watch(pid_t agent, tddp_launch_signals *signals,
-                            const tddp_launch_unrelated *unrelated)
+/*
+ * Whether a signal repeats the last one of its number by itself: `timeout` signals its child and
+ * then its group, the child among it, and a shell on a terminal that is gone sends SIGHUP beside
+ * the kernel's. A key of the terminal always counts. `came` has when each number came; 0: never.
+ */
+static bool is_repeated(int64_t came[NSIG], const siginfo_t *info)
 {
+    bool key = info->si_code == SI_KERNEL && info->si_signo != SIGHUP;
+    int64_t *last = &came[info->si_signo];
+    int64_t now = tddp_now_ns();
+    bool repeated = !key && *last != 0 && now - *last < REPEATED_MS * TDDP_NS_PER_MS;
+    *last = repeated ? *last : now;
+    return repeated;
+}
+
+int tddp_launch_front_watch(pid_t agent, const tddp_launch_signals *signals, const char *unrelated)
+{
+    int64_t came[NSIG] = {0};
     sigset_t awaited = signals->ending;
     siginfo_t info;
     int status = 0;
@@ -158,7 +175,7 @@ int tddp_launch_front_watch(pid_t agent, tddp_launch_signals *signals,
             }
         } else if (number == SIGTSTP && !sigismember(&signals->ending, SIGTSTP)) {
             stop_and_continue(agent, unrelated);
-        } else if (number > 0 && !tddp_launch_signals_echo(signals, &info)) {
+        } else if (number > 0 && !is_repeated(came, &info)) {
             tddp_launch_signals_pass_on(agent, &info);
         }
     }

@@ -29,8 +29,7 @@ TDDP_NODISCARD tddp_status tddp_launch_front_split(tddp_launch_signals *signals,
  * Ctrl-Z stops the workers with the front, and they continue with it; the agent runs on, so that
  * this node is not lost to the others.
  */
-int tddp_launch_front_watch(pid_t agent, tddp_launch_signals *signals,
-                            const tddp_launch_unrelated *unrelated);
+int tddp_launch_front_watch(pid_t agent, const tddp_launch_signals *signals, const char *unrelated);
 
 /* In the agent: torchrun's pid as people know it, which is the front's. */
 pid_t tddp_launch_torchrun_pid(void);
