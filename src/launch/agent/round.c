@@ -31,7 +31,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
         .signals = agent->signals,
         .files = &agent->files,
         /* One reader at most: two would tear the input between them. */
-        .stdin_fd = local_rank == 0 ? STDIN_FILENO : agent->null_fd,
+        .has_input = local_rank == 0,
         .cpus = agent->job.binding.sets ? &agent->job.binding.sets[local_rank] : NULL,
         .terminal_group =
             agent->terminal.present && out_fd == STDOUT_FILENO ? agent->terminal.group : 0,

@@ -47,31 +47,26 @@ static void log_line(tddp_log_level level, const char *room, const char *text, v
     }
 }
 
-/* The end of the run need not wait for these: somebody may be the reason for them who is no part of
- * the job. */
-static void put_logged(tddp_launch_console *console, const char *line)
-{
-    tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
-    size_t owed = sink->owed;
-    tddp_launch_console_put(console, own_head, line);
-    sink->owed = owed;
-}
-
+/* The end of the run need not wait for these lines: somebody may be the reason for them who is no
+ * part of the job. */
 static tddp_status on_logged(void *data, int events)
 {
     tddp_launch_console *console = data;
     tddp_bytes *lines = &console->logged;
+    tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
     ssize_t got = 1;
     (void)events;
     console->lost += atomic_exchange(&log_lost, 0);
-    while (got > 0 && !tddp_launch_sink_full(console->streams[TDDP_LAUNCH_ERR]) &&
+    while (got > 0 && !tddp_launch_sink_full(sink) &&
            tddp_bytes_reserve(lines, READ_BYTES) == TDDP_OK) {
         got = read(console->logs.fd, lines->data + lines->size, READ_BYTES);
         lines->size += got > 0 ? (size_t)got : 0;
         size_t done = 0;
         const char *end;
         while ((end = memchr(lines->data + done, '\0', lines->size - done))) {
-            put_logged(console, lines->data + done);
+            size_t owed = sink->owed;
+            tddp_launch_console_put(console, own_head, lines->data + done);
+            sink->owed = owed;
             done = (size_t)(end - lines->data) + 1;
         }
         tddp_bytes_consume(lines, done);

@@ -37,29 +37,6 @@ static bool any_streams(const tddp_launch_streams *streams)
     return streams->all != 0 || streams->count > 0;
 }
 
-static bool make_run_folder(tddp_launch_output *output, const char *run_id)
-{
-    const tddp_launch_options *options = output->options;
-    bool files = any_streams(&options->redirects) || any_streams(&options->tee) ||
-                 options->out_filters.count > 0 || options->err_filters.count > 0;
-    output->discards = options->log_dir && strcmp(options->log_dir, null_device) == 0;
-    output->kept = !output->discards && (options->log_dir || files);
-    if (output->kept) {
-        output->run =
-            tddp_launch_folder_make(options->log_dir, options->log_dir ? run_id : "torchrun");
-        if (output->run && !options->log_dir) {
-            tddp_launch_console_say(output->console, "logs are in %s", output->run);
-        }
-        return output->run != NULL;
-    }
-    if (!options->private_folder) {
-        tddp_launch_console_say(output->console,
-                                "no temporary folder: workers have no error file (set TMPDIR)");
-    }
-    output->run = options->private_folder ? tddp_copy_string(options->private_folder) : NULL;
-    return output->run || !options->private_folder;
-}
-
 tddp_status tddp_launch_output_create(const tddp_launch_options *options, const char *run_id,
                                       tddp_launch_console *console, tddp_launch_output **out)
 {
@@ -67,14 +44,31 @@ tddp_status tddp_launch_output_create(const tddp_launch_options *options, const 
     if (!output) {
         return TDDP_OUT_OF_MEMORY;
     }
+    const char *log_dir = options->log_dir;
+    bool files = any_streams(&options->redirects) || any_streams(&options->tee) ||
+                 options->out_filters.count > 0 || options->err_filters.count > 0;
+    bool discards = log_dir && strcmp(log_dir, null_device) == 0;
     *output = (tddp_launch_output){
         .options = options,
         .console = console,
+        .kept = !discards && (log_dir || files),
+        .discards = discards,
         .filtered = {{.fd = -1}, {.fd = -1}},
     };
-    if (!make_run_folder(output, run_id)) {
+    if (output->kept) {
+        output->run = tddp_launch_folder_make(log_dir, log_dir ? run_id : "torchrun");
+    } else if (options->private_folder) {
+        output->run = tddp_copy_string(options->private_folder);
+    }
+    if (!output->run && (output->kept || options->private_folder)) {
         tddp_launch_output_free(output);
         return TDDP_SYSTEM;
+    }
+    if (!output->run) {
+        tddp_launch_console_say(console,
+                                "no temporary folder: workers have no error file (set TMPDIR)");
+    } else if (output->kept && !log_dir) {
+        tddp_launch_console_say(console, "logs are in %s", output->run);
     }
     *out = output;
     return TDDP_OK;

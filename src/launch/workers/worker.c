@@ -70,7 +70,8 @@ static _Noreturn void become_worker(pipes made, const tddp_launch_start *start, 
     (void)(start->terminal_group > 0 ? setpgid(0, start->terminal_group) : setsid());
     if (!tddp_launch_signal_at_end_of(parent, SIGKILL)) {
         told.at = STEP_PARENT_GONE;
-    } else if (!use_descriptor(start->stdin_fd, -1, STDIN_FILENO) ||
+    } else if (!use_descriptor(start->has_input ? STDIN_FILENO : open("/dev/null", O_RDONLY), -1,
+                               STDIN_FILENO) ||
                !use_descriptor(start->output_fds[0], made[0][1], STDOUT_FILENO) ||
                !use_descriptor(start->output_fds[1], made[1][1], STDERR_FILENO)) {
         told.at = STEP_DESCRIPTORS;

@@ -82,8 +82,8 @@ typedef struct tddp_launch_start {
     char **argv;
     char **envp;
     const tddp_launch_signals *signals;
-    const struct rlimit *files; /* how many it may open */
-    int stdin_fd;
+    const struct rlimit *files;          /* how many it may open */
+    bool has_input;                      /* it reads torchrun's standard input; else none */
     pid_t terminal_group;                /* the process group that has the terminal, which it joins;
                                             0: it gets a session of its own */
     const tddp_launch_cpus *cpus;        /* that it may use; NULL: all of torchrun's */

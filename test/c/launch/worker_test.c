@@ -24,7 +24,7 @@ static tddp_launch_start start_of(char **argv, char **envp)
         .envp = envp,
         .signals = &signals,
         .files = &files,
-        .stdin_fd = STDIN_FILENO,
+        .has_input = true,
         .output_fds = {-1, -1},
     };
 }
