@@ -13,7 +13,6 @@
 #include "base/base.h"
 #include "launch/agent/agent.h"
 #include "launch/front/front.h"
-#include "launch/installed/installed.h"
 #include "launch/output/layout.h"
 #include "launch/workers/resources.h"
 
@@ -89,30 +88,26 @@ static int run(tddp_launch_options *options)
 }
 
 /* Prints the script that was installed for a shell. */
-static int print_completion(const char *shell)
+static int print_completion(int shell)
 {
+    static const char *const places[] = {"../share/bash-completion/completions/torchrun",
+                                         "../share/zsh/site-functions/_torchrun",
+                                         "../share/fish/vendor_completions.d/torchrun.fish"};
     char *path = NULL;
     int got;
-    tddp_status status = tddp_launch_installed(
-        "--print-completion",
-        strcmp(shell, "bash") == 0  ? "../share/bash-completion/completions/torchrun"
-        : strcmp(shell, "zsh") == 0 ? "../share/zsh/site-functions/_torchrun"
-                                    : "../share/fish/vendor_completions.d/torchrun.fish",
-        &path);
+    tddp_status status = tddp_launch_installed("--print-completion", places[shell], &path);
     FILE *file = status == TDDP_OK ? fopen(path, "re") : NULL;
-    if (status == TDDP_OK && !file) {
-        status = tddp_fail_errno(path);
+    if (!file) {
+        status = status == TDDP_OK ? tddp_fail_errno(path) : status;
+        free(path);
+        return complain(EXIT_FAILURE);
     }
-    while (file && (got = fgetc(file)) != EOF) {
+    while ((got = fgetc(file)) != EOF) {
         (void)putchar(got);
     }
-    if (file) {
-        (void)fclose(file);
-    }
+    (void)fclose(file);
     free(path);
-    return status != TDDP_OK     ? complain(EXIT_FAILURE)
-           : fflush(stdout) == 0 ? EXIT_SUCCESS
-                                 : EXIT_FAILURE;
+    return fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 int main(int argc, char **argv)
@@ -128,7 +123,7 @@ int main(int argc, char **argv)
         tddp_launch_options_help(stdout);
     } else if (options.version) {
         printf("torchrun (torch-ddp) %s\n", TDDP_VERSION);
-    } else if (options.print_completion) {
+    } else if (options.print_completion >= 0) {
         return print_completion(options.print_completion);
     } else {
         return run(&options);

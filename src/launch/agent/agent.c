@@ -82,9 +82,7 @@ static void choose_master(const tddp_launch_agent *agent, char address[TDDP_LAUN
     const tddp_launch_options *options = agent->options;
     bool is_static = options->backend == TDDP_LAUNCH_STATIC && !options->standalone;
     bool endpoint = is_static && options->endpoint_count > 0;
-    const char *host = endpoint                            ? options->endpoints[0].host
-                       : is_static && options->master_addr ? options->master_addr
-                                                           : tddp_net_loopback();
+    const char *host = endpoint ? options->endpoints[0].host : tddp_net_loopback();
     (void)snprintf(address, TDDP_LAUNCH_HOST_BYTES, "%s", host);
     int asked = endpoint ? options->endpoints[0].port : options->master_port;
     *port = is_static && asked > 0 ? asked : 0;

@@ -39,15 +39,10 @@ struct tddp_launch_output {
 
 /* --- the run --------------------------------------------------------------------------------- */
 
-static bool any_streams(const tddp_launch_streams *streams)
-{
-    return streams->all != 0 || streams->count > 0;
-}
-
 static tddp_status make_layout(tddp_launch_output *output, const char *run_id)
 {
     const tddp_launch_options *options = output->options;
-    bool files = any_streams(&options->redirects) || any_streams(&options->tee) ||
+    bool files = options->redirects.given || options->tee.given ||
                  options->out_filters.count > 0 || options->err_filters.count > 0;
     output->discards = options->log_dir && strcmp(options->log_dir, null_device) == 0;
     if (!output->discards && (options->log_dir || files)) {

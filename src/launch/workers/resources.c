@@ -48,10 +48,6 @@ static tddp_status count(const tddp_launch_options *options, const tddp_launch_d
     case TDDP_LAUNCH_PROCESSES_AUTO:
         *out = gpus > 0 ? gpus : tddp_launch_cores();
         return TDDP_OK;
-    case TDDP_LAUNCH_PROCESSES_XPU:
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--nproc-per-node=xpu: GPUs of Intel are not supported; expected gpu, "
-                         "cpu, auto or a number");
     case TDDP_LAUNCH_PROCESSES_GPU:
         break;
     }

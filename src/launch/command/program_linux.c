@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
-#include "launch/installed/installed.h"
+#include "launch/command/program.h"
 
 tddp_status tddp_launch_installed(const char *flag, const char *place, char **out)
 {
