@@ -41,49 +41,31 @@ static bool fill_standard_descriptors(void)
     return fd >= 0;
 }
 
-static int split_and_run(const tddp_launch_options *options, const tddp_launch_program *program,
-                         const tddp_launch_devices *devices, int local_size)
-{
-    tddp_launch_signals signals;
-    tddp_launch_unrelated unrelated;
-    pid_t agent;
-    if (tddp_launch_signals_block(options->signals, options->signal_count, &signals) != TDDP_OK ||
-        tddp_launch_unrelated_find(&unrelated) != TDDP_OK) {
-        return complain(EXIT_FAILURE);
-    }
-    int status;
-    if (tddp_launch_front_split(&signals, &agent) != TDDP_OK) {
-        status = complain(EXIT_FAILURE);
-    } else if (agent > 0) {
-        status = tddp_launch_front_watch(agent, &signals, &unrelated, options->private_folder);
-    } else {
-        status = tddp_launch_run(options, program, &signals, devices, local_size);
-        tddp_launch_signals_close(&signals);
-    }
-    tddp_launch_unrelated_free(&unrelated);
-    return status;
-}
-
 static int run(tddp_launch_options *options)
 {
-    tddp_launch_program program;
+    tddp_launch_program program = {0};
     tddp_launch_devices devices;
+    tddp_launch_signals signals;
     int local_size;
     int status = EXIT_FAILURE;
+    char *folder = tddp_launch_layout_private_name();
+    options->private_folder = folder;
     if (tddp_launch_count_processes(options, &devices, &local_size) != TDDP_OK) {
         (void)complain(status);
     } else if (tddp_launch_options_check_local(options, local_size) != TDDP_OK) {
         status = complain(EXIT_USAGE);
-    } else if (tddp_launch_program_prepare(options, &program) != TDDP_OK) {
-        (void)complain(status);
-    } else {
-        char *folder = tddp_launch_layout_private_name();
-        options->private_folder = folder;
-        status = split_and_run(options, &program, &devices, local_size);
-        free(folder);
-        tddp_launch_program_free(&program);
+    } else if (tddp_launch_program_prepare(options, &program) != TDDP_OK ||
+               tddp_launch_signals_block(options->signals, options->signal_count, &signals) !=
+                   TDDP_OK ||
+               tddp_launch_split(&signals, folder, &status) != TDDP_OK) {
+        status = complain(EXIT_FAILURE);
+    } else if (status < 0) {
+        status = tddp_launch_run(options, &program, &signals, &devices, local_size);
+        tddp_launch_signals_close(&signals);
     }
+    tddp_launch_program_free(&program);
     tddp_launch_devices_free(&devices);
+    free(folder);
     return status;
 }
 

@@ -96,7 +96,7 @@ const tddp_launch_flag tddp_launch_flags[] = {
     {.names = "", .help = "Watching and checking"},
     {"health-check-port TORCHELASTIC_HEALTH_CHECK_PORT", TDDP_LAUNCH_KIND_LISTENER, FIELD(health),
      0, 0, "[ADDRESS:]PORT",
-     "answer GET /health over HTTP, with the job's state as JSON: 200, or 503 once the job has "
+     "answer HTTP requests with the job's state as JSON: 200, or 503 once the job has "
      "failed; on loopback, or on this address (0.0.0.0: all); port 0: a free one, which is shown"},
     {"check", TDDP_LAUNCH_KIND_ACTION, FIELD(check), 0, 0, NULL,
      "instead of a script, measure the store, all_reduce and each pair of ranks, and name a slow "

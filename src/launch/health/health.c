@@ -3,19 +3,18 @@
  * out: where all connections are in use, a new one takes the place of the oldest. Main thread.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "launch/health/health.h"
 #include "net/net.h"
 
-enum { CONNECTIONS = 16, CLIENT_MS = 2000, PAUSE_MS = 50 };
+enum { CONNECTIONS = 16, REQUEST_BYTES = 2048, CLIENT_MS = 2000, PAUSE_MS = 50 };
 
 typedef struct connection {
     tddp_launch_health *health; /* NULL: not in use */
     tddp_launch_source source;  /* its time is the connection's end */
-    char request[TDDP_LAUNCH_HEALTH_REQUEST_BYTES];
+    char request[REQUEST_BYTES];
     size_t size; /* of the request so far */
     char *answer;
     size_t sent; /* of the answer */
@@ -29,108 +28,63 @@ struct tddp_launch_health {
     connection connections[CONNECTIONS];
 };
 
-/* --- requests -------------------------------------------------------------------------------- */
-
-int tddp_launch_health_parse(const char *data, size_t size, bool *head)
-{
-    char text[TDDP_LAUNCH_HEALTH_REQUEST_BYTES + 1] = "";
-    memcpy(text, data, size);
-    *head = strncmp(text, "HEAD ", 5) == 0;
-    if (!strstr(text, "\r\n\r\n") && !strstr(text, "\n\n")) {
-        return size < TDDP_LAUNCH_HEALTH_REQUEST_BYTES ? 0 : 404;
-    }
-    const char *path = text + (*head ? 5 : 4);
-    text[strcspn(text, "\r\n")] = '\0';
-    if ((!*head && strncmp(text, "GET ", 4) != 0) || strncmp(path, "/health", 7) != 0 ||
-        !strstr(path, " HTTP/1.")) {
-        return 404;
-    }
-    path += path[7] == 'z' ? 8 : 7; /* "/health", "/healthz", "/health/live", "/health?all" */
-    return strchr(" /?", *path) ? 200 : 404;
-}
-
-static char *make_answer(const tddp_launch_health *health, int code, bool head)
-{
-    bool healthy = true;
-    char *body = code == 200 ? health->view(health->data, &healthy) : tddp_copy_string("");
-    const char *what = code == 404 ? "404 Not Found"
-                       : healthy   ? "200 OK"
-                                   : "503 Service Unavailable";
-    char *answer = !body ? NULL
-                         : tddp_format("HTTP/1.1 %s\r\nContent-Type: application/json\r\n"
-                                       "Content-Length: %zu\r\nCache-Control: no-store\r\n"
-                                       "Connection: close\r\n\r\n%s",
-                                       what, strlen(body), head ? "" : body);
-    free(body);
-    return answer;
-}
-
-/* --- connections ----------------------------------------------------------------------------- */
-
 static void drop(connection *self)
 {
     if (self->health) {
         tddp_launch_loop_remove(self->health->loop, &self->source);
         tddp_net_close(self->source.fd);
         free(self->answer);
-        self->health = NULL;
-        self->source.time = 0;
+        *self = (connection){0};
     }
 }
 
-static bool would_block(void)
+static char *make_answer(const tddp_launch_health *health, bool head)
 {
-    return errno == EAGAIN || errno == EINTR;
+    bool healthy;
+    char *body = health->view(health->data, &healthy);
+    char *answer = !body ? NULL
+                         : tddp_format("HTTP/1.1 %s\r\nContent-Type: application/json\r\n"
+                                       "Content-Length: %zu\r\nCache-Control: no-store\r\n"
+                                       "Connection: close\r\n\r\n%s",
+                                       healthy ? "200 OK" : "503 Service Unavailable", strlen(body),
+                                       head ? "" : body);
+    free(body);
+    return answer;
 }
 
-/* Reads the request, and sends the answer; returns whether there is more to do. */
-static bool advance(connection *self)
+/* Reads the request up to its empty line, or as much as there is room for. False once the
+ * connection has failed. */
+static bool receive(connection *self)
 {
-    bool head;
-    const int fd = self->source.fd;
-    if (!self->answer) {
-        ssize_t got = recv(fd, self->request + self->size, sizeof self->request - self->size, 0);
-        if (got <= 0) {
-            return got < 0 && would_block();
-        }
-        self->size += (size_t)got;
-        int code = tddp_launch_health_parse(self->request, self->size, &head);
-        if (code == 0) {
-            return true;
-        }
-        self->answer = make_answer(self->health, code, head);
+    char *end = self->request + self->size;
+    ssize_t got = recv(self->source.fd, end, sizeof self->request - self->size, 0);
+    if (got <= 0) {
+        return got < 0 && (errno == EAGAIN || errno == EINTR);
+    }
+    self->size += (size_t)got;
+    if (self->size == sizeof self->request || memmem(self->request, self->size, "\r\n\r\n", 4)) {
+        self->answer = make_answer(self->health, memcmp(self->request, "HEAD", 4) == 0);
         self->source.events = POLLOUT;
-        if (!self->answer) {
-            return false;
-        }
+        return self->answer != NULL;
     }
-    size_t left = strlen(self->answer + self->sent);
-    ssize_t sent = send(fd, self->answer + self->sent, left, MSG_NOSIGNAL);
-    self->sent += sent > 0 ? (size_t)sent : 0;
-    return sent < 0 ? would_block() : (size_t)sent < left;
+    return true;
 }
 
 /* What came in time is answered, however late it is looked at. */
 static tddp_status on_connection(void *data, int events)
 {
     connection *self = data;
-    if ((events != TDDP_LAUNCH_TIME && !advance(self)) || (events & TDDP_LAUNCH_TIME)) {
+    bool more = events == TDDP_LAUNCH_TIME || self->answer || receive(self);
+    if (more && self->answer) {
+        size_t left = strlen(self->answer + self->sent);
+        ssize_t sent = send(self->source.fd, self->answer + self->sent, left, MSG_NOSIGNAL);
+        more = sent < 0 ? errno == EAGAIN || errno == EINTR : (size_t)sent < left;
+        self->sent += sent > 0 ? (size_t)sent : 0;
+    }
+    if (!more || (events & TDDP_LAUNCH_TIME)) {
         drop(self);
     }
     return TDDP_OK;
-}
-
-/* One that is not in use, or else the oldest. */
-static connection *take_connection(tddp_launch_health *health)
-{
-    connection *found = health->connections;
-    for (int i = 1; i < CONNECTIONS; i++) {
-        if (health->connections[i].source.time < found->source.time) {
-            found = &health->connections[i];
-        }
-    }
-    drop(found);
-    return found;
 }
 
 static tddp_status on_listener(void *data, int events)
@@ -138,6 +92,7 @@ static tddp_status on_listener(void *data, int events)
     int fd;
     tddp_net_address from;
     tddp_launch_health *health = data;
+    connection *self = health->connections;
     health->listener.events = POLLIN;
     if (events == TDDP_LAUNCH_TIME) {
         return TDDP_OK;
@@ -147,24 +102,25 @@ static tddp_status on_listener(void *data, int events)
         health->listener.time = tddp_deadline_after_ms(PAUSE_MS);
         return TDDP_OK;
     }
-    connection *self = take_connection(health);
-    *self = (connection){.health = health, .source = health->listener};
-    self->source.fd = fd;
-    self->source.time = tddp_deadline_after_ms(CLIENT_MS);
-    self->source.callback = on_connection;
-    self->source.data = self;
+    for (int i = 1; i < CONNECTIONS; i++) { /* one that is not in use, or else the oldest */
+        connection *other = &health->connections[i];
+        self = other->source.time < self->source.time ? other : self;
+    }
+    drop(self);
+    *self = (connection){.health = health,
+                         .source = {fd, POLLIN, TDDP_LAUNCH_PRIORITY_REQUEST,
+                                    tddp_deadline_after_ms(CLIENT_MS), on_connection, self}};
     if (tddp_launch_loop_add(health->loop, &self->source) != TDDP_OK) {
         drop(self);
     }
     return TDDP_OK;
 }
 
-/* --- the health check ------------------------------------------------------------------------ */
-
-tddp_status tddp_launch_health_open(tddp_launch_loop *loop, const char *host, int port,
+tddp_status tddp_launch_health_open(tddp_launch_loop *loop, const char *host, int *port,
                                     tddp_launch_health_view *view, void *data,
                                     tddp_launch_health **out)
 {
+    tddp_net_address local;
     tddp_launch_health *health = tddp_alloc(sizeof *health);
     if (!health) {
         return TDDP_OUT_OF_MEMORY;
@@ -174,7 +130,10 @@ tddp_status tddp_launch_health_open(tddp_launch_loop *loop, const char *host, in
     health->data = data;
     health->listener =
         (tddp_launch_source){-1, POLLIN, TDDP_LAUNCH_PRIORITY_REQUEST, 0, on_listener, health};
-    tddp_status status = tddp_net_listen(host, port, &health->listener.fd);
+    tddp_status status = tddp_net_listen(host, *port, &health->listener.fd);
+    if (status == TDDP_OK) {
+        status = tddp_net_local(health->listener.fd, &local);
+    }
     if (status == TDDP_OK) {
         status = tddp_launch_loop_add(loop, &health->listener);
     }
@@ -182,14 +141,9 @@ tddp_status tddp_launch_health_open(tddp_launch_loop *loop, const char *host, in
         tddp_launch_health_close(health);
         return status;
     }
+    *port = tddp_net_port(&local);
     *out = health;
     return TDDP_OK;
-}
-
-int tddp_launch_health_port(const tddp_launch_health *health)
-{
-    tddp_net_address local;
-    return tddp_net_local(health->listener.fd, &local) == TDDP_OK ? tddp_net_port(&local) : 0;
 }
 
 void tddp_launch_health_close(tddp_launch_health *health)
