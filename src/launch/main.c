@@ -18,11 +18,6 @@
 
 enum { EXIT_USAGE = 2 };
 
-static const char *lookup(const char *name)
-{
-    return getenv(name);
-}
-
 static int complain(int status)
 {
     fprintf(stderr, "torchrun: %s\n", tddp_error_message());
@@ -76,20 +71,12 @@ static int print_completion(int shell)
                                          "../share/zsh/site-functions/_torchrun",
                                          "../share/fish/vendor_completions.d/torchrun.fish"};
     char *path = NULL;
-    int got;
-    tddp_status status = tddp_launch_installed("--print-completion", places[shell], &path);
-    FILE *file = status == TDDP_OK ? fopen(path, "re") : NULL;
-    if (!file) {
-        status = status == TDDP_OK ? tddp_fail_errno(path) : status;
+    if (tddp_launch_installed("--print-completion", places[shell], &path) == TDDP_OK) {
+        (void)execlp("cat", "cat", path, (char *)NULL);
+        (void)tddp_fail_errno("cat");
         free(path);
-        return complain(EXIT_FAILURE);
     }
-    while ((got = fgetc(file)) != EOF) {
-        (void)putchar(got);
-    }
-    (void)fclose(file);
-    free(path);
-    return fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return complain(EXIT_FAILURE);
 }
 
 int main(int argc, char **argv)
@@ -98,7 +85,7 @@ int main(int argc, char **argv)
     if (!fill_standard_descriptors()) {
         return EXIT_FAILURE;
     }
-    if (tddp_launch_options_parse(argc, argv, lookup, &options) != TDDP_OK) {
+    if (tddp_launch_options_parse(argc, argv, getenv, &options) != TDDP_OK) {
         return complain(EXIT_USAGE);
     }
     if (options.help) {

@@ -14,10 +14,10 @@
 
 enum { MOST_ARGUMENTS = 64 };
 
-static const char *environment;
+static char *environment;
 
 /* Every variable has the value of the first line, so that their parsers are reached too. */
-static const char *lookup(const char *name)
+static char *lookup(const char *name)
 {
     (void)name;
     return environment;

@@ -24,7 +24,7 @@ class CommandLineTest < LaunchCase
   def test_wrong_values
     {
       ["--nproc-per-node=two"] => "torchrun: --nproc-per-node=two: expected N|auto|cpu|gpu, from 1 to 4096; see torchrun --help\n",
-      ["--nnodes=1:3"] => "torchrun: --nnodes=1:3: nodes that come and go need --rdzv-backend=c10d (or etcd) and --rdzv-endpoint=HOST:PORT\n",
+      ["--nnodes=1:3"] => "torchrun: --nnodes=1:3 needs --rdzv-backend=c10d (or etcd) and --rdzv-endpoint=HOST:PORT, as nodes come and go\n",
       ["--nnodes=2", "--node-rank=2", "--master-addr=h"] => "torchrun: --node-rank=2: expected 0 to 1, since --nnodes=2\n",
       ["--master-port=70000"] => "torchrun: --master-port=70000: expected PORT, from 0 to 65535; see torchrun --help\n",
       ["--rdzv-backend=zeus"] => "torchrun: --rdzv-backend=zeus: expected static|c10d|etcd; see torchrun --help\n",

@@ -8,40 +8,22 @@
 
 enum { TDDP_LAUNCH_WORD_BYTES = 64 };
 
-typedef enum tddp_launch_kind {
-    TDDP_LAUNCH_KIND_ACTION, /* a switch that has no variable */
-    TDDP_LAUNCH_KIND_SWITCH, /* an int, as with ACTION */
-    TDDP_LAUNCH_KIND_TEXT,
-    TDDP_LAUNCH_KIND_CODE,   /* as text, but may be empty or begin with a dash */
-    TDDP_LAUNCH_KIND_CHOICE, /* an int: the place of the value among those in `value` */
-    TDDP_LAUNCH_KIND_NUMBER,
-    TDDP_LAUNCH_KIND_SECONDS,
-    TDDP_LAUNCH_KIND_NODES,
-    TDDP_LAUNCH_KIND_PROCESSES,
-    TDDP_LAUNCH_KIND_HOST,
-    TDDP_LAUNCH_KIND_LISTENER,
-    TDDP_LAUNCH_KIND_ENDPOINTS,
-    TDDP_LAUNCH_KIND_STREAMS,
-    TDDP_LAUNCH_KIND_RANKS,
-    TDDP_LAUNCH_KIND_FILTERS,
-    TDDP_LAUNCH_KIND_SIGNALS,
-    TDDP_LAUNCH_KIND_CONF,
-    TDDP_LAUNCH_KIND_CONF_TEXT,     /* in --rdzv-conf: a copy, without "=" */
-    TDDP_LAUNCH_KIND_PASSWORD,      /* with it */
-    TDDP_LAUNCH_KIND_PASSWORD_FILE, /* the same, from a file's first line */
-} tddp_launch_kind;
+typedef struct tddp_launch_flag tddp_launch_flag;
+
+/* Reads a value into its field; false: it is none of the flag's. */
+typedef bool tddp_launch_reader(const tddp_launch_flag *flag, const char *value, void *field);
 
 /* One row: parser, messages, help, completion and variables of a flag all come from it. */
-typedef struct tddp_launch_flag {
+struct tddp_launch_flag {
     const char *names; /* "r redirects": -r, --redirects and PET_REDIRECTS; a name in upper case is
-                          a further variable, weaker than PET_'s; none: a heading of the help */
-    tddp_launch_kind kind;
-    size_t offset; /* of its field in tddp_launch_options; 0: it has several */
+                          a further variable, weaker than those after it; none: a heading */
+    tddp_launch_reader *read; /* NULL: settings, which have rows of their own */
+    size_t offset;            /* of its field in tddp_launch_options; 0: it has several */
     int min;
     int max;           /* 0: it has no number */
     const char *value; /* what stands for its value in texts: "static|c10d"; NULL for a switch */
     const char *help;
-} tddp_launch_flag;
+};
 
 extern const tddp_launch_flag tddp_launch_flags[];
 extern const size_t tddp_launch_flag_count;
@@ -53,9 +35,24 @@ extern const size_t tddp_launch_conf_key_count;
 /* Copies a word of those that spaces or bars separate in `text`; false if there are fewer. */
 bool tddp_launch_word(const char *text, int index, char word[TDDP_LAUNCH_WORD_BYTES]);
 
+/* --- values.c -------------------------------------------------------------------------------- */
+
+tddp_launch_reader tddp_launch_read_action; /* a switch that has no variable */
+tddp_launch_reader tddp_launch_read_switch; /* an int, as with actions */
+tddp_launch_reader tddp_launch_read_text;
+tddp_launch_reader tddp_launch_read_code;   /* text that may be empty or begin with a dash */
+tddp_launch_reader tddp_launch_read_choice; /* an int: the place among the words of `value` */
+tddp_launch_reader tddp_launch_read_number;
+tddp_launch_reader tddp_launch_read_seconds, tddp_launch_read_nodes, tddp_launch_read_processes;
+tddp_launch_reader tddp_launch_read_host, tddp_launch_read_listener, tddp_launch_read_endpoints;
+tddp_launch_reader tddp_launch_read_by_rank, tddp_launch_read_filters, tddp_launch_read_signals;
+tddp_launch_reader tddp_launch_read_copy, tddp_launch_read_first_line;
+
 /* Stores `value` in the field of `flag`; `source` names it in a failure's text. */
 TDDP_NODISCARD tddp_status tddp_launch_value_store(const tddp_launch_flag *flag, const char *source,
                                                    const char *value, tddp_launch_options *out);
+
+/* --- resolve.c ------------------------------------------------------------------------------- */
 
 /* Checks several flags together, and resolves what they leave open. */
 TDDP_NODISCARD tddp_status tddp_launch_options_resolve(tddp_launch_options *options);

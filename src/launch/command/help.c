@@ -37,9 +37,11 @@ static void print_flag(FILE *to, const tddp_launch_flag *flag)
     char name[TDDP_LAUNCH_WORD_BYTES];
     int column = 0;
     bool is_long = true;
-    for (int i = 0; tddp_launch_word(flag->names, i, name) && islower((unsigned char)*name); i++) {
-        is_long = name[1] != '\0';
-        column += fprintf(to, "%s%s%s", i > 0 ? ", " : "  ", is_long ? "--" : "-", name);
+    for (int i = 0; tddp_launch_word(flag->names, i, name); i++) {
+        if (!isupper((unsigned char)*name)) {
+            is_long = name[1] != '\0';
+            column += fprintf(to, "%s%s%s", column > 0 ? ", " : "  ", is_long ? "--" : "-", name);
+        }
     }
     if (column == 0) {
         fprintf(to, "\n%s\n", flag->help);

@@ -34,15 +34,10 @@ static const tddp_launch_options defaults = {
     .role = "default",
 };
 
-static bool is_switch(const tddp_launch_flag *flag)
-{
-    return flag->kind == TDDP_LAUNCH_KIND_SWITCH || flag->kind == TDDP_LAUNCH_KIND_ACTION;
-}
-
 /* --- the environment ------------------------------------------------------------------------- */
 
 static tddp_status from_variable(const tddp_launch_flag *flag, const char *name,
-                                 tddp_launch_lookup lookup, tddp_launch_options *out)
+                                 tddp_launch_lookup *lookup, tddp_launch_options *out)
 {
     char variable[TDDP_LAUNCH_WORD_BYTES + 4];
     (void)snprintf(variable, sizeof variable, "%s%s", isupper((unsigned char)*name) ? "" : "PET_",
@@ -54,20 +49,16 @@ static tddp_status from_variable(const tddp_launch_flag *flag, const char *name,
     return value && *value != '\0' ? tddp_launch_value_store(flag, variable, value, out) : TDDP_OK;
 }
 
-static tddp_status from_environment(tddp_launch_lookup lookup, tddp_launch_options *out)
+static tddp_status from_environment(tddp_launch_lookup *lookup, tddp_launch_options *out)
 {
     char name[TDDP_LAUNCH_WORD_BYTES];
     tddp_status status = TDDP_OK;
     for (size_t i = 0; i < tddp_launch_flag_count; i++) {
         const tddp_launch_flag *flag = &tddp_launch_flags[i];
-        int count = 0;
-        while (flag->kind != TDDP_LAUNCH_KIND_ACTION &&
-               tddp_launch_word(flag->names, count, name)) {
-            count++;
-        }
-        while (count-- > 0 && status == TDDP_OK) { /* the weakest first */
-            (void)tddp_launch_word(flag->names, count, name);
-            status = name[1] == '\0' ? TDDP_OK : from_variable(flag, name, lookup, out);
+        for (int j = 0; tddp_launch_word(flag->names, j, name) && status == TDDP_OK; j++) {
+            if (name[1] != '\0' && flag->read != tddp_launch_read_action) {
+                status = from_variable(flag, name, lookup, out);
+            }
         }
     }
     return status;
@@ -124,27 +115,27 @@ static tddp_status take_flag(char **argv, int *index, tddp_launch_options *out)
         return tddp_fail(TDDP_INVALID_ARGUMENT, "%s may be one of %s; expected one of them", source,
                          others);
     }
-    bool stands_apart = flag && (is_switch(flag) || flag->kind == TDDP_LAUNCH_KIND_CODE);
+    bool stands_apart = flag && (!flag->value || flag->read == tddp_launch_read_code);
     if (!flag || (!is_long && value && stands_apart)) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "unknown flag %.*s; flags of the script stand after it; see torchrun "
                          "--help",
                          is_long ? (int)length : (int)strlen(argument), argument);
     }
-    if (is_switch(flag)) {
+    if (!flag->value) {
         return value ? tddp_fail(TDDP_INVALID_ARGUMENT, "%s takes no value, got \"%.64s\"", source,
                                  value)
                      : tddp_launch_value_store(flag, source, "1", out);
     }
     if (!value) {
         value = argv[++*index]; /* NULL at their end */
-        if (!value || (flag->kind != TDDP_LAUNCH_KIND_CODE && strncmp(value, "--", 2) == 0)) {
+        if (!value || (flag->read != tddp_launch_read_code && strncmp(value, "--", 2) == 0)) {
             return tddp_fail(TDDP_INVALID_ARGUMENT, "%s needs a value: %s; see torchrun --help",
                              source, flag->value);
         }
     }
     tddp_status status = tddp_launch_value_store(flag, source, value, out);
-    if (flag->kind == TDDP_LAUNCH_KIND_CONF && (value = strstr(value, password))) {
+    if (!flag->read && (value = strstr(value, password))) {
         /* The command line is for all users of the machine to see. What follows may be the
          * password's too, with a comma in it; no shorter text remains. */
         value += sizeof password - 1;
@@ -153,7 +144,7 @@ static tddp_status take_flag(char **argv, int *index, tddp_launch_options *out)
     return status;
 }
 
-tddp_status tddp_launch_options_parse(int argc, char **argv, tddp_launch_lookup lookup,
+tddp_status tddp_launch_options_parse(int argc, char **argv, tddp_launch_lookup *lookup,
                                       tddp_launch_options *out)
 {
     tddp_launch_options options = defaults;

@@ -163,8 +163,8 @@ bool tddp_launch_ranks_has(const tddp_launch_by_rank *ranks, int local_rank);
 /* Whether a line contains one of the texts; never if there are none. */
 bool tddp_launch_filters_match(const tddp_launch_filters *filters, const char *line, size_t size);
 
-/* Looks up an environment variable; getenv() but in tests. */
-typedef const char *(*tddp_launch_lookup)(const char *name);
+/* getenv(), but in tests. */
+typedef char *tddp_launch_lookup(const char *name);
 
 /*
  * Reads the environment's defaults, then the command line (argv[0] is the program). Errors:
@@ -172,7 +172,7 @@ typedef const char *(*tddp_launch_lookup)(const char *name);
  * A password among the arguments is overwritten there.
  */
 TDDP_NODISCARD tddp_status tddp_launch_options_parse(int argc, char **argv,
-                                                     tddp_launch_lookup lookup,
+                                                     tddp_launch_lookup *lookup,
                                                      tddp_launch_options *out);
 
 /* After how long without a sign of life a node counts as lost, in seconds: heartbeat_timeout, or

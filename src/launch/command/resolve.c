@@ -79,94 +79,46 @@ bool tddp_launch_is_elastic(const tddp_launch_options *options)
     return options->min_nodes < options->max_nodes && options->backend != TDDP_LAUNCH_STATIC;
 }
 
-static tddp_status check_etcd(const tddp_launch_options *options)
-{
-    if (!options->run_id || strlen(options->run_id) > MOST_RUN_ID_BYTES) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--rdzv-backend=etcd needs --rdzv-id=ID, at most %d bytes, that no other "
-                         "job in this etcd has",
-                         MOST_RUN_ID_BYTES);
-    }
-    if (tddp_launch_silence_s(options) < LEAST_ETCD_SILENCE_S) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--rdzv-conf: a node that counts as lost after %d s: expected at least "
-                         "%d s with --rdzv-backend=etcd, whose leases take 2 s to run out",
-                         tddp_launch_silence_s(options), LEAST_ETCD_SILENCE_S);
-    }
-    return TDDP_OK;
-}
-
-static tddp_status check_static(const tddp_launch_options *options)
-{
-    if (options->min_nodes < options->max_nodes) {
-        return tddp_fail(
-            TDDP_INVALID_ARGUMENT,
-            "--nnodes=%d:%d: nodes that come and go need --rdzv-backend=c10d (or etcd) "
-            "and --rdzv-endpoint=HOST:PORT",
-            options->min_nodes, options->max_nodes);
-    }
-    if (options->node_rank < 0) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--nnodes=%d needs --node-rank=N on each node, 0 to %d (or "
-                         "--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT, which can do without)",
-                         options->max_nodes, options->max_nodes - 1);
-    }
-    return TDDP_OK;
-}
-
-static tddp_status check_several_nodes(const tddp_launch_options *options)
+/* What several nodes lack to find each other, or NULL. */
+static const char *missing(const tddp_launch_options *options)
 {
     bool is_static = options->backend == TDDP_LAUNCH_STATIC;
-    tddp_status status = is_static                              ? check_static(options)
-                         : options->backend == TDDP_LAUNCH_ETCD ? check_etcd(options)
-                                                                : TDDP_OK;
-    if (status == TDDP_OK && options->endpoint_count == 0) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--nnodes=%d needs the place where the nodes meet, the same on each: %s",
-                         options->max_nodes,
-                         is_static ? "--master-addr=HOST and --master-port=PORT"
-                                   : "--rdzv-endpoint=HOST:PORT");
+    bool etcd = options->backend == TDDP_LAUNCH_ETCD;
+    if (is_static && options->min_nodes < options->max_nodes) {
+        return "--rdzv-backend=c10d (or etcd) and --rdzv-endpoint=HOST:PORT, as nodes come and go";
     }
-    for (int i = 0; i < options->endpoint_count && status == TDDP_OK; i++) {
+    if (is_static && options->node_rank < 0) {
+        return "--node-rank=N on each node (or --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT, "
+               "which can do without)";
+    }
+    if (etcd && (!options->run_id || strlen(options->run_id) > MOST_RUN_ID_BYTES)) {
+        return "--rdzv-id=ID, at most 256 bytes, that no other job in this etcd has";
+    }
+    if (etcd && tddp_launch_silence_s(options) < LEAST_ETCD_SILENCE_S) {
+        return "a heartbeat_timeout of at least 3 s with etcd, whose leases take 2 s to run out";
+    }
+    if (options->endpoint_count == 0) {
+        return is_static ? "--master-addr=HOST and --master-port=PORT, the same on each node"
+                         : "--rdzv-endpoint=HOST:PORT, the same on each node";
+    }
+    for (int i = 0; i < options->endpoint_count; i++) {
         if (options->endpoints[i].port == 0) {
-            return tddp_fail(TDDP_INVALID_ARGUMENT,
-                             "%.256s, port 0: expected a port from 1 to 65535, since the other "
-                             "nodes must know it",
-                             options->endpoints[i].host);
+            return "a port from 1 to 65535 with each endpoint, as the other nodes must know it";
         }
     }
-    return status;
-}
-
-/* What only etcd has. */
-static tddp_status check_without_etcd(const tddp_launch_options *options)
-{
-    if (options->endpoint_count > 1) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--rdzv-endpoint: %d endpoints need --rdzv-backend=etcd; expected one",
-                         options->endpoint_count);
-    }
-    if (options->conf.etcd_key) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--rdzv-conf: %s needs --rdzv-backend=etcd; leave it out",
-                         options->conf.etcd_key);
-    }
-    return TDDP_OK;
+    return NULL;
 }
 
 static tddp_status resolve_endpoints(tddp_launch_options *options)
 {
-    bool several = options->max_nodes > 1;
     bool is_static = options->backend == TDDP_LAUNCH_STATIC;
-    int port = options->backend == TDDP_LAUNCH_ETCD ? ETCD_PORT
-               : !is_static                         ? C10D_PORT
-               : several                            ? STATIC_PORT
-                                                    : 0;
-    if (options->backend != TDDP_LAUNCH_ETCD) {
-        tddp_status status = check_without_etcd(options);
-        if (status != TDDP_OK) {
-            return status;
-        }
+    bool etcd = options->backend == TDDP_LAUNCH_ETCD;
+    bool several = options->max_nodes > 1;
+    const char *etcds =
+        options->endpoint_count > 1 ? "more than one --rdzv-endpoint" : options->conf.etcd_key;
+    if (!etcd && etcds) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s needs --rdzv-backend=etcd; leave it out",
+                         etcds);
     }
     if (is_static && options->endpoint_count == 0 && options->master_addr[0] != '\0') {
         options->endpoints[0].port = options->master_port;
@@ -174,11 +126,15 @@ static tddp_status resolve_endpoints(tddp_launch_options *options)
         options->endpoint_count = 1;
     }
     for (int i = 0; i < options->endpoint_count; i++) {
+        int port = etcd ? ETCD_PORT : !is_static ? C10D_PORT : several ? STATIC_PORT : 0;
         if (options->endpoints[i].port < 0) {
             options->endpoints[i].port = port;
         }
     }
-    return several ? check_several_nodes(options) : TDDP_OK;
+    const char *needed = several ? missing(options) : NULL;
+    return !needed ? TDDP_OK
+                   : tddp_fail(TDDP_INVALID_ARGUMENT, "--nnodes=%d:%d needs %s", options->min_nodes,
+                               options->max_nodes, needed);
 }
 
 tddp_status tddp_launch_options_resolve(tddp_launch_options *options)

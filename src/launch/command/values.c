@@ -29,63 +29,76 @@ static int find_word(const char *words, const char *value)
     return -1;
 }
 
-static bool read_int(const tddp_launch_flag *flag, const char *value, int *out)
+bool tddp_launch_read_action(const tddp_launch_flag *flag, const char *value, void *field)
 {
-    int64_t number;
-    if (!tddp_parse_int(value, flag->min, flag->max, &number)) {
-        return false;
-    }
-    *out = (int)number;
+    (void)flag;
+    (void)value;
+    *(int *)field = 1;
     return true;
 }
 
-static bool read_choice(const char *words, const char *value, int *out)
+bool tddp_launch_read_switch(const tddp_launch_flag *flag, const char *value, void *field)
 {
-    int found = find_word(words, value);
-    *out = found < 0 ? *out : found;
-    return found >= 0;
-}
-
-static bool read_switch(const char *value, int *out)
-{
+    (void)flag;
     int found = find_word("0 1 false true f t no yes n y", value);
-    *out = found < 0 ? *out : found % 2;
+    *(int *)field = found % 2;
     return found >= 0;
 }
 
-static bool read_seconds(const tddp_launch_flag *flag, const char *value, double *out)
+bool tddp_launch_read_choice(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    *(int *)field = find_word(flag->value, value);
+    return *(int *)field >= 0;
+}
+
+bool tddp_launch_read_text(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    (void)flag;
+    *(const char **)field = value;
+    return *value != '\0';
+}
+
+bool tddp_launch_read_code(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    (void)tddp_launch_read_text(flag, value, field);
+    return true;
+}
+
+bool tddp_launch_read_number(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    int64_t number = 0;
+    bool right = tddp_parse_int(value, flag->min, flag->max, &number);
+    *(int *)field = (int)number;
+    return right;
+}
+
+bool tddp_launch_read_seconds(const tddp_launch_flag *flag, const char *value, void *field)
 {
     char *end;
+    *(double *)field = strtod(value, &end);
     /* strtod also takes "nan", "inf" and hexadecimal, which are mistakes here. */
-    bool plain = value[0] != '\0' && strspn(value, "0123456789.eE+-") == strlen(value);
-    double seconds = plain ? strtod(value, &end) : -1;
-    if (!(seconds >= 0 && seconds <= flag->max) || *end != '\0') {
-        return false;
-    }
-    *out = seconds;
-    return true;
+    return end != value && value[strspn(value, "0123456789.eE+-")] == '\0' && *end == '\0' &&
+           *(double *)field >= 0 && *(double *)field <= flag->max;
 }
 
-static bool read_processes(const tddp_launch_flag *flag, const char *value,
-                           tddp_launch_process_count *out)
+bool tddp_launch_read_processes(const tddp_launch_flag *flag, const char *value, void *field)
 {
+    tddp_launch_process_count *out = field;
     int kind = find_word(flag->value, value);
-    if (kind > 0) { /* the first of the words stands for the number */
-        *out = (tddp_launch_process_count){(tddp_launch_processes)kind, 0};
-        return true;
-    }
-    out->kind = TDDP_LAUNCH_PROCESSES_NUMBER;
-    return read_int(flag, value, &out->number);
+    /* The first of the words stands for the number. */
+    out->kind = kind > 0 ? (tddp_launch_processes)kind : TDDP_LAUNCH_PROCESSES_NUMBER;
+    return kind > 0 || tddp_launch_read_number(flag, value, &out->number);
 }
 
 /* N or MIN:MAX, into two ints. */
-static bool read_nodes(const tddp_launch_flag *flag, const char *value, int *out)
+bool tddp_launch_read_nodes(const tddp_launch_flag *flag, const char *value, void *field)
 {
+    int *out = field;
     char low[16];
     const char *colon = strchr(value, ':');
     (void)snprintf(low, sizeof low, "%.*s", (int)strcspn(value, ":"), value);
-    return read_int(flag, low, &out[0]) && read_int(flag, colon ? colon + 1 : value, &out[1]) &&
-           out[0] <= out[1];
+    return tddp_launch_read_number(flag, low, &out[0]) &&
+           tddp_launch_read_number(flag, colon ? colon + 1 : value, &out[1]) && out[0] <= out[1];
 }
 
 /* --- places ---------------------------------------------------------------------------------- */
@@ -117,21 +130,22 @@ void tddp_launch_endpoint_text(const tddp_launch_endpoint *endpoint, char *text,
                    endpoint->port);
 }
 
-static bool read_host(const char *value, char *out)
+bool tddp_launch_read_host(const tddp_launch_flag *flag, const char *value, void *field)
 {
+    (void)flag;
     tddp_launch_endpoint found;
-    if (!read_endpoint(value, &found) || found.port >= 0) {
-        return false;
-    }
-    memcpy(out, found.host, sizeof found.host);
-    return true;
+    bool right = read_endpoint(value, &found) && found.port < 0;
+    memcpy(field, found.host, right ? sizeof found.host : 0);
+    return right;
 }
 
 /* PORT or ADDRESS:PORT, the address a numeric one. */
-static bool read_listener(const char *value, tddp_launch_endpoint *out)
+bool tddp_launch_read_listener(const tddp_launch_flag *flag, const char *value, void *field)
 {
+    (void)flag;
     int64_t port;
     tddp_net_address address;
+    tddp_launch_endpoint *out = field;
     if (tddp_parse_int(value, 0, MAX_PORT, &port)) {
         *out = (tddp_launch_endpoint){.port = (int)port};
         return true;
@@ -156,8 +170,10 @@ static bool next_part(const char **at, char part[PART_BYTES])
     return length < PART_BYTES;
 }
 
-static bool read_endpoints(const char *value, tddp_launch_options *out)
+bool tddp_launch_read_endpoints(const tddp_launch_flag *flag, const char *value, void *field)
 {
+    (void)flag;
+    tddp_launch_options *out = field;
     char part[PART_BYTES];
     out->endpoint_count = 0;
     for (const char *at = value; *at != '\0';) {
@@ -177,27 +193,26 @@ static bool read_endpoints(const char *value, tddp_launch_options *out)
 }
 
 /* RANK:STREAMS,... or RANK,..., each local rank at most once; or the streams of all. */
-static bool read_by_rank(const char *value, bool streams, tddp_launch_by_rank *out)
+bool tddp_launch_read_by_rank(const tddp_launch_flag *flag, const char *value, void *field)
 {
+    tddp_launch_by_rank *out = field;
+    bool streams = flag->max > 0;
     char part[PART_BYTES];
     int64_t rank;
-    int64_t number = 1;
+    int number = 1;
     memset(out, 0, sizeof *out);
-    if (streams && tddp_parse_int(value, 0, 3, &number)) {
-        memset(out->of, (int)number, sizeof out->of);
+    if (streams && tddp_launch_read_number(flag, value, &number)) {
+        memset(out->of, number, sizeof out->of);
         out->given = number != 0;
         return true;
     }
     for (const char *at = value; *at != '\0'; out->given = true) {
         bool right = next_part(&at, part);
-        char *colon = streams ? strchr(part, ':') : NULL;
-        if (!right || (streams && (!colon || !tddp_parse_int(colon + 1, 0, 3, &number)))) {
-            return false;
-        }
-        if (colon) {
-            *colon = '\0';
-        }
-        if (!tddp_parse_int(part, 0, TDDP_LAUNCH_MAX_LOCAL - 1, &rank) || out->of[rank] != 0) {
+        char *colon = part + strcspn(part, ":");
+        right &= !streams || (*colon && tddp_launch_read_number(flag, colon + 1, &number));
+        *colon = streams ? '\0' : *colon;
+        if (!right || !tddp_parse_int(part, 0, TDDP_LAUNCH_MAX_LOCAL - 1, &rank) ||
+            out->of[rank] != 0) {
             return false;
         }
         out->of[rank] = (unsigned char)(number | NAMED);
@@ -217,8 +232,10 @@ bool tddp_launch_ranks_has(const tddp_launch_by_rank *ranks, int local_rank)
 }
 
 /* Texts between single commas, the spaces around them taken away; ",," is a comma of the text. */
-static bool read_filters(const char *value, tddp_launch_filters *out)
+bool tddp_launch_read_filters(const tddp_launch_flag *flag, const char *value, void *field)
 {
+    (void)flag;
+    tddp_launch_filters *out = field;
     size_t size = 0;
     out->count = 0;
     const char *at = strcmp(value, "[]") == 0 ? "" : value; /* PyTorch's way to write none */
@@ -276,8 +293,10 @@ static int signal_number(const char *text)
     return number > 0 && sigabbrev_np((int)number) ? (int)number : 0;
 }
 
-static bool read_signals(const char *value, tddp_launch_options *out)
+bool tddp_launch_read_signals(const tddp_launch_flag *flag, const char *value, void *field)
 {
+    (void)flag;
+    tddp_launch_options *out = field;
     char part[PART_BYTES];
     const char *at = value;
     out->signal_count = 0;
@@ -291,67 +310,24 @@ static bool read_signals(const char *value, tddp_launch_options *out)
     return true;
 }
 
-/* --- --rdzv-conf ----------------------------------------------------------------------------- */
+/* --- settings -------------------------------------------------------------------------------- */
 
-static bool copy_text(const char *value, const char *refused, char *out)
+/* Only a password may have a "=": elsewhere it stands behind a mistake. */
+bool tddp_launch_read_copy(const tddp_launch_flag *flag, const char *value, void *field)
 {
-    size_t length = strlen(value);
-    bool fits = length < TDDP_LAUNCH_HOST_BYTES && strpbrk(value, refused) == NULL;
-    memcpy(out, value, fits ? length + 1 : 0);
-    return fits;
+    bool right = strlen(value) < TDDP_LAUNCH_HOST_BYTES &&
+                 (!strchr(value, '=') || strncmp(flag->names, "password", 8) == 0);
+    memcpy(field, value, right ? strlen(value) + 1 : 0);
+    return right;
 }
 
-static bool read_password_file(const char *path, char *out)
+bool tddp_launch_read_first_line(const tddp_launch_flag *flag, const char *value, void *field)
 {
     char line[2 * TDDP_LAUNCH_HOST_BYTES];
-    return tddp_scan_file(path, "%511[^\r\n]", line) && copy_text(line, "", out);
+    return tddp_scan_file(value, "%511[^\r\n]", line) && tddp_launch_read_copy(flag, line, field);
 }
 
-static bool read_value(const tddp_launch_flag *flag, const char *value, tddp_launch_options *out)
-{
-    void *field = (char *)out + flag->offset;
-    switch (flag->kind) {
-    case TDDP_LAUNCH_KIND_ACTION:
-    case TDDP_LAUNCH_KIND_SWITCH:
-        return read_switch(value, field);
-    case TDDP_LAUNCH_KIND_TEXT:
-    case TDDP_LAUNCH_KIND_CODE:
-        *(const char **)field = value;
-        return *value != '\0' || flag->kind == TDDP_LAUNCH_KIND_CODE;
-    case TDDP_LAUNCH_KIND_CHOICE:
-        return read_choice(flag->value, value, field);
-    case TDDP_LAUNCH_KIND_NUMBER:
-        return read_int(flag, value, field);
-    case TDDP_LAUNCH_KIND_SECONDS:
-        return read_seconds(flag, value, field);
-    case TDDP_LAUNCH_KIND_NODES:
-        return read_nodes(flag, value, field);
-    case TDDP_LAUNCH_KIND_PROCESSES:
-        return read_processes(flag, value, field);
-    case TDDP_LAUNCH_KIND_HOST:
-        return read_host(value, field);
-    case TDDP_LAUNCH_KIND_LISTENER:
-        return read_listener(value, field);
-    case TDDP_LAUNCH_KIND_ENDPOINTS:
-        return read_endpoints(value, out);
-    case TDDP_LAUNCH_KIND_STREAMS:
-    case TDDP_LAUNCH_KIND_RANKS:
-        return read_by_rank(value, flag->kind == TDDP_LAUNCH_KIND_STREAMS, field);
-    case TDDP_LAUNCH_KIND_FILTERS:
-        return read_filters(value, field);
-    case TDDP_LAUNCH_KIND_SIGNALS:
-        return read_signals(value, out);
-    case TDDP_LAUNCH_KIND_CONF_TEXT:
-        return copy_text(value, "=", field);
-    case TDDP_LAUNCH_KIND_PASSWORD:
-        return copy_text(value, "", field);
-    case TDDP_LAUNCH_KIND_PASSWORD_FILE:
-        return read_password_file(value, field);
-    case TDDP_LAUNCH_KIND_CONF:
-        break;
-    }
-    return false;
-}
+/* --- all ------------------------------------------------------------------------------------- */
 
 /* Of a list of settings no value is shown: it may be a password, or stand after one. */
 static tddp_status refuse(const tddp_launch_flag *flag, const char *source, const char *value)
@@ -381,7 +357,8 @@ static tddp_status store_setting(const char *source, char *part, bool key_shown,
             out->conf.etcd_key = key->names;
         }
         (void)snprintf(name, sizeof name, "%s: %s", source, key->names);
-        return read_value(key, equals + 1, out) ? TDDP_OK : refuse(key, name, NULL);
+        return key->read(key, equals + 1, (char *)out + key->offset) ? TDDP_OK
+                                                                     : refuse(key, name, NULL);
     }
     bool named = equals && key_shown;
     return tddp_fail(TDDP_INVALID_ARGUMENT,
@@ -391,8 +368,8 @@ static tddp_status store_setting(const char *source, char *part, bool key_shown,
                      named ? (int)(equals - part) : 0, part);
 }
 
-static tddp_status store_conf(const tddp_launch_flag *flag, const char *source, const char *value,
-                              tddp_launch_options *out)
+static tddp_status store_settings(const tddp_launch_flag *flag, const char *source,
+                                  const char *value, tddp_launch_options *out)
 {
     /* What is no key may be a part of a password, with a comma in it or badly written. */
     bool key_shown = !strstr(value, "pass");
@@ -412,8 +389,9 @@ static tddp_status store_conf(const tddp_launch_flag *flag, const char *source, 
 tddp_status tddp_launch_value_store(const tddp_launch_flag *flag, const char *source,
                                     const char *value, tddp_launch_options *out)
 {
-    if (flag->kind == TDDP_LAUNCH_KIND_CONF) {
-        return store_conf(flag, source, value, out);
+    if (!flag->read) {
+        return store_settings(flag, source, value, out);
     }
-    return read_value(flag, value, out) ? TDDP_OK : refuse(flag, source, value);
+    return flag->read(flag, value, (char *)out + flag->offset) ? TDDP_OK
+                                                               : refuse(flag, source, value);
 }

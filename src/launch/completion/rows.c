@@ -33,8 +33,10 @@ int main(void)
     char name[TDDP_LAUNCH_WORD_BYTES];
     for (size_t i = 0; i < tddp_launch_flag_count; i++) {
         const tddp_launch_flag *flag = &tddp_launch_flags[i];
-        for (int j = 0; tddp_launch_word(flag->names, j, name) && islower((unsigned char)*name);
-             j++) {
+        for (int j = 0; tddp_launch_word(flag->names, j, name); j++) {
+            if (isupper((unsigned char)*name)) {
+                continue; /* a variable */
+            }
             printf("-%s%s%s\t", name[1] != '\0' ? "-" : "", name, flag->value ? "=" : "");
             print_offer(flag->value ? flag->value : "");
             printf("\t%.*s\n", (int)strcspn(flag->help, ";:"),

@@ -53,7 +53,7 @@ TEST(nodes_are_a_number_or_a_range)
     CHECK_OK(parse("--nnodes=2:4 --rdzv-backend=c10d --rdzv-endpoint=h a"));
     CHECK_INT(got.min_nodes, 2);
     CHECK_INT(got.max_nodes, 4);
-    refused("--nnodes=1:4 a", "--nnodes=1:4: nodes that come and go need --rdzv-backend=c10d");
+    refused("--nnodes=1:4 a", "--nnodes=1:4 needs --rdzv-backend=c10d (or etcd)");
     refused("--nnodes=4:1 a", "--nnodes=4:1: expected N|MIN:MAX, from 1 to 65536");
     refused("--nnodes=:4 a", "expected N|MIN:MAX");
     refused("--nnodes=0:4 a", "expected N|MIN:MAX");

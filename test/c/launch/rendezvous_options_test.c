@@ -26,7 +26,8 @@ TEST(several_nodes_need_a_place_to_meet)
     refused("--nnodes=2 --rdzv-backend=c10d a", "--rdzv-endpoint=HOST:PORT");
     refused("--nnodes=2 --node-rank=2 --master-addr=h a", "expected 0 to 1");
     refused("--nnodes=2 --standalone a", "--standalone is for one node");
-    refused("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h:0 a", "port 0");
+    refused("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h:0 a",
+            "--nnodes=2:2 needs a port from 1 to 65535 with each endpoint");
 }
 
 TEST(endpoints)
@@ -47,7 +48,8 @@ TEST(endpoints)
     refused("--rdzv-endpoint=, a", "expected HOST[:PORT],...");
     CHECK_OK(parse("--rdzv-endpoint= a"));
     CHECK_INT(got.endpoint_count, 0);
-    refused("--nnodes=2 --node-rank=0 --rdzv-endpoint= a", "needs the place where the nodes meet");
+    refused("--nnodes=2 --node-rank=0 --rdzv-endpoint= a",
+            "needs --master-addr=HOST and --master-port=PORT, the same");
     refused("--rdzv-endpoint=[::1 a", "expected HOST[:PORT],...");
     refused("--rdzv-endpoint=[::1]x a", "expected HOST[:PORT],...");
 }
@@ -68,10 +70,11 @@ TEST(several_endpoints)
     refused("--rdzv-backend=etcd --rdzv-endpoint=a,b,c,d,e,f,g,h x", "expected HOST[:PORT],...");
     refused("--rdzv-backend=etcd --rdzv-endpoint=a:1,A:1 x", "=a:1,A:1: expected HOST[:PORT],...");
     refused("--rdzv-backend=etcd --rdzv-endpoint=a,,b x", "expected HOST[:PORT],...");
-    refused("--rdzv-endpoint=a,b x", "2 endpoints need --rdzv-backend=etcd; expected one");
-    refused("--rdzv-backend=c10d --rdzv-endpoint=a,b x", "2 endpoints need --rdzv-backend=etcd");
+    refused("--rdzv-endpoint=a,b x", "more than one --rdzv-endpoint needs --rdzv-backend=etcd");
+    refused("--rdzv-backend=c10d --rdzv-endpoint=a,b x",
+            "more than one --rdzv-endpoint needs --rdzv-backend=etcd");
     refused("--nnodes=2 --rdzv-backend=etcd --rdzv-id=j --rdzv-endpoint=a,b:0 x",
-            "b, port 0: expected");
+            "needs a port from 1 to 65535 with each endpoint");
 }
 
 TEST(etcd)
@@ -90,12 +93,12 @@ TEST(etcd)
     CHECK(!got.conf.etcd.https);
     refused("--rdzv-backend=etcd --rdzv-conf=protocol=ftp x",
             "--rdzv-conf: protocol: expected http|https");
-    refused("--rdzv-conf=cert=/c.pem x", "--rdzv-conf: cert needs --rdzv-backend=etcd");
+    refused("--rdzv-conf=cert=/c.pem x", "cert needs --rdzv-backend=etcd");
     refused("--rdzv-backend=etcd-v2 x", "--rdzv-backend=etcd-v2: expected static|c10d|etcd");
     refused("--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=h x", "needs --rdzv-id=ID");
     refused("--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=h --rdzv-id=j "
             "--rdzv-conf=heartbeat_timeout=2 x",
-            "lost after 2 s: expected at least 3 s");
+            "needs a heartbeat_timeout of at least 3 s with etcd");
     refused("--nnodes=2 --rdzv-backend=etcd --rdzv-id=j x", "--rdzv-endpoint=HOST:PORT");
 }
 
@@ -197,7 +200,7 @@ TEST(a_password_in_a_file)
     CHECK_OK(parse(line));
     CHECK_TEXT(got.conf.etcd.password, "open sesame, =");
     (void)snprintf(line, sizeof line, "--rdzv-conf=password_file=%s/password x", root);
-    refused(line, "--rdzv-conf: password_file needs --rdzv-backend=etcd");
+    refused(line, "password_file needs --rdzv-backend=etcd");
     memset(expected, 'x', 260);
     expected[260] = '\0';
     machine_file(root, expected, "long");
