@@ -20,28 +20,24 @@ enum {
     STOP_ROUNDS = 4   /* a process may be started while its parent is not stopped yet */
 };
 
-/* Reaps processes that have ended; true once the agent is among them. */
-static bool reap(pid_t agent, int *agent_status)
+/* Reaps processes that have ended; returns the agent's wait status, -1 if it is not among them. */
+static int reap(pid_t agent)
 {
     int status;
+    int found = -1;
     pid_t pid;
-    bool ended = false;
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
-        if (pid == agent) {
-            *agent_status = status;
-            ended = true;
-        }
+        found = pid == agent ? status : found;
     }
-    return ended;
+    return found;
 }
 
 /* Kills what the agent has left, until nothing of it is there; false if something stays. */
 static bool sweep(const tddp_launch_unrelated *unrelated)
 {
     const tddp_launch_exempt exempt = {.unrelated = unrelated};
-    int ignored;
     for (int i = 0; i < MOST_SWEEPS; i++) {
-        (void)reap(0, &ignored);
+        (void)reap(0);
         if (!tddp_launch_has_children() || tddp_launch_signal_descendants(&exempt, SIGKILL) == 0) {
             return true;
         }
@@ -95,13 +91,13 @@ static int watch(pid_t agent, tddp_launch_signals *signals, const tddp_launch_un
     sigset_t awaited = signals->ending;
     struct sigaction stop;
     siginfo_t info;
-    int status = 0;
+    int status;
     sigaddset(&awaited, SIGCHLD);
     if (sigaction(SIGTSTP, NULL, &stop) == 0 && stop.sa_handler == SIG_DFL) {
         sigaddset(&awaited, SIGTSTP);
         (void)sigprocmask(SIG_BLOCK, &awaited, NULL);
     }
-    while (!reap(agent, &status)) {
+    while ((status = reap(agent)) < 0) {
         int number = sigwaitinfo(&awaited, &info);
         if (number == SIGTSTP && !sigismember(&signals->ending, SIGTSTP)) {
             stop_and_continue(agent, unrelated);
