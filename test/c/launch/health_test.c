@@ -1,13 +1,13 @@
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "check.h"
+#include "launch/command/options.h"
 #include "launch/health/health.h"
 #include "net/net.h"
 
-enum { LONG_MS = 60000, CONNECTIONS = 16 };
+enum { LONG_MS = 60000, SILENT = 40 };
 
 static tddp_launch_loop loop;
 static tddp_launch_health *health;
@@ -53,20 +53,17 @@ static void put(int fd, const char *text)
     CHECK_OK(tddp_net_send(fd, text, strlen(text), &done, tddp_deadline_after_ms(LONG_MS), -1));
 }
 
-/* Turns the loop until the server has closed the connection; returns how much came. */
+/* Has the loop answer, and reads until the server has closed the connection; returns how much. */
 static size_t answer_on(int fd, char *text, size_t size)
 {
     size_t got = 0;
-    for (;;) {
-        ssize_t more = recv(fd, text + got, size - 1 - got, MSG_DONTWAIT);
-        if (more == 0 || (more < 0 && errno == ECONNRESET)) {
-            break;
-        }
+    ssize_t more;
+    CHECK_OK(tddp_launch_loop_turn(&loop));
+    do {
+        CHECK_OK(tddp_net_poll(fd, POLLIN, tddp_deadline_after_ms(LONG_MS), -1));
+        more = recv(fd, text + got, size - 1 - got, MSG_DONTWAIT);
         got += more > 0 ? (size_t)more : 0;
-        if (more < 0) {
-            CHECK_OK(tddp_launch_loop_turn(&loop));
-        }
-    }
+    } while (more > 0);
     text[got] = '\0';
     tddp_net_close(fd);
     return got;
@@ -100,32 +97,22 @@ TEST(the_state_is_answered)
     close_health();
 }
 
-/* It comes in any parts, and what is longer than any request is answered at some length. */
-TEST(a_request_has_an_end)
+/* What does not fit in a read is read all the same, or the client would lose the answer. */
+TEST(a_long_request_is_answered)
 {
     char text[4096];
-    char line[2048 + 1];
-    open_health();
-    int fd = open_client();
-    for (const char *at = asking; *at != '\0'; at++) {
-        put(fd, (char[]){*at, '\0'});
-        if (at[1] != '\0') {
-            CHECK_OK(tddp_launch_loop_turn(&loop));
-            CHECK(recv(fd, text, 1, MSG_DONTWAIT) < 0);
-        }
-    }
-    CHECK(answer_on(fd, text, sizeof text) > 0);
-    CHECK_CONTAINS(text, "HTTP/1.1 200 OK\r\n");
+    char line[20000];
     memset(line, 'A', sizeof line - 1);
     line[sizeof line - 1] = '\0';
+    open_health();
     CHECK_CONTAINS(ask(line, text), "HTTP/1.1 200 OK\r\n");
     close_health();
 }
 
-/* More than a connection takes at once. */
+/* The state of as many workers as a node has at most; the client reads it later. */
 TEST(a_long_answer_arrives_whole)
 {
-    enum { LONG_BYTES = 8 << 20 };
+    enum { LONG_BYTES = TDDP_LAUNCH_MAX_LOCAL * 50 };
     char *text = malloc(LONG_BYTES + 4096);
     CHECK(text != NULL);
     body_bytes = LONG_BYTES;
@@ -140,29 +127,27 @@ TEST(a_long_answer_arrives_whole)
     close_health();
 }
 
-/* More clients than there are connections send nothing: the oldest of them makes room. */
+/* They do not even wake the loop, until the kernel gives them up. */
 TEST(clients_that_send_nothing_keep_nobody_out)
 {
     char text[4096];
-    int silent[CONNECTIONS + 1];
+    int silent[SILENT];
     open_health();
-    int64_t start = tddp_now_ns();
-    for (int i = 0; i <= CONNECTIONS; i++) {
+    for (int i = 0; i < SILENT; i++) {
         silent[i] = open_client();
-        CHECK_OK(tddp_launch_loop_turn(&loop));
     }
     CHECK_CONTAINS(ask(asking, text), "HTTP/1.1 200 OK\r\n");
-    CHECK_INT(answer_on(silent[0], text, sizeof text), 0);
-    CHECK_INT(answer_on(silent[1], text, sizeof text), 0);
-    CHECK_INT(answer_on(silent[2], text, sizeof text), 0); /* its time is up */
-    CHECK(tddp_now_ns() - start >= 2 * TDDP_NS_PER_S);
-    int last = open_client();
-    put(last, "GET /hea");
-    close_health(); /* which waits for nobody */
-    tddp_net_close(last);
-    for (int i = 3; i <= CONNECTIONS; i++) {
+    for (int i = 0; i < SILENT; i++) {
+        CHECK_OK(tddp_launch_loop_turn(&loop));
+    }
+    for (int i = 0; i < SILENT; i++) {
+        CHECK_OK(tddp_net_poll(silent[i], POLLIN, tddp_deadline_after_ms(LONG_MS), -1));
+        CHECK_INT(recv(silent[i], text, 1, MSG_DONTWAIT), 0);
         tddp_net_close(silent[i]);
     }
+    int last = open_client();
+    close_health(); /* which waits for nobody */
+    tddp_net_close(last);
 }
 
 TEST(a_port_in_use_is_named)
