@@ -52,7 +52,7 @@ static int run(tddp_launch_options *options)
     } else if (tddp_launch_program_prepare(options, &program) != TDDP_OK ||
                tddp_launch_signals_block(options->signals, options->signal_count, &signals) !=
                    TDDP_OK ||
-               tddp_launch_split(&signals, folder, &status) != TDDP_OK) {
+               tddp_launch_split(&signals, &status) != TDDP_OK) {
         status = complain(EXIT_FAILURE);
     } else if (status < 0) {
         status = tddp_launch_run(options, &program, &signals, &devices, local_size);
@@ -60,7 +60,10 @@ static int run(tddp_launch_options *options)
     }
     tddp_launch_program_free(&program);
     tddp_launch_devices_free(&devices);
-    free(folder);
+    if (folder) {
+        tddp_launch_layout_remove(folder); /* by whichever process lives: one may be killed */
+        free(folder);
+    }
     return status;
 }
 

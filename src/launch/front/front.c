@@ -10,7 +10,6 @@
 
 #include "base/base.h"
 #include "launch/front/front.h"
-#include "launch/output/layout.h"
 #include "launch/workers/processes.h"
 
 enum {
@@ -47,15 +46,11 @@ static bool sweep(const tddp_launch_unrelated *unrelated)
 }
 
 /* After the agent's end: cleans up, and returns torchrun's exit status. */
-static int finish(pid_t agent, int status, const tddp_launch_unrelated *unrelated,
-                  const char *private_folder)
+static int finish(pid_t agent, int status, const tddp_launch_unrelated *unrelated)
 {
     char name[32];
     struct pollfd ready = {.fd = STDERR_FILENO, .events = POLLOUT};
     bool swept = sweep(unrelated);
-    if (private_folder) {
-        tddp_launch_layout_remove(private_folder);
-    }
     if (!WIFSIGNALED(status)) {
         return WEXITSTATUS(status);
     }
@@ -118,7 +113,7 @@ static tddp_status become_agent(tddp_launch_signals *signals, pid_t front)
                : tddp_fail(TDDP_SYSTEM, "killed while it started");
 }
 
-tddp_status tddp_launch_split(tddp_launch_signals *signals, const char *private_folder, int *status)
+tddp_status tddp_launch_split(tddp_launch_signals *signals, int *status)
 {
     tddp_launch_unrelated unrelated = {0};
     pid_t front = getpid();
@@ -133,7 +128,7 @@ tddp_status tddp_launch_split(tddp_launch_signals *signals, const char *private_
         *status = -1;
         result = become_agent(signals, front);
     } else if (agent > 0) {
-        *status = finish(agent, watch(agent, signals, &unrelated), &unrelated, private_folder);
+        *status = finish(agent, watch(agent, signals, &unrelated), &unrelated);
     }
     tddp_launch_unrelated_free(&unrelated);
     return result;

@@ -21,14 +21,12 @@
  * once, `*status` being -1 and the signals open; getppid() is torchrun's pid as people know it.
  *
  * In the front it passes signals on until the agent has ended; then `*status` is torchrun's exit
- * status, the agent's or 128 + the signal that killed it, and nothing is left of the job: no
- * process, and not the folder that the agent would have removed (NULL: there is none). Children
- * from before are left alone. Ctrl-Z stops the workers with the front, and they continue with it;
- * the agent runs on, so that this node is not lost to the others.
+ * status, the agent's or 128 + the signal that killed it, and no process is left of the job.
+ * Children from before are left alone. Ctrl-Z stops the workers with the front, and they continue
+ * with it; the agent runs on, so that this node is not lost to the others.
  *
  * Errors, in either: TDDP_SYSTEM, TDDP_OUT_OF_MEMORY.
  */
-TDDP_NODISCARD tddp_status tddp_launch_split(tddp_launch_signals *signals,
-                                             const char *private_folder, int *status);
+TDDP_NODISCARD tddp_status tddp_launch_split(tddp_launch_signals *signals, int *status);
 
 #endif
