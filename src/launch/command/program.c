@@ -11,7 +11,7 @@
 #include "base/base.h"
 #include "launch/command/program.h"
 
-enum { MAX_HEAD = 8 };
+enum { HEAD = 7 };
 
 static const char macro[] = "${local_rank}";
 
@@ -108,52 +108,41 @@ static bool is_python(const tddp_launch_options *options)
     return length >= 3 && strcmp(options->script + length - 3, ".py") == 0;
 }
 
-/* Fills `head` with what comes before the script's own arguments; returns how many. */
-static size_t make_head(const tddp_launch_options *options, const char *head[MAX_HEAD])
+/* Fills `head` with what comes before the script's own arguments; NULL: nothing. */
+static void make_head(const tddp_launch_options *options, const char *head[HEAD])
 {
-    size_t count = 0;
+    const char *name = options->module ? options->module : options->script;
+    const char *code = options->module ? module_code : options->code;
     if (options->check || options->no_ruby) {
-        head[count++] = options->check ? "torchrun-check" : options->script;
-        return count;
+        head[0] = options->check ? "torchrun-check" : options->script;
+    } else if (is_python(options)) {
+        head[0] = variable_or("PYTHON_EXEC", "python3"); /* PyTorch's own variable */
+        head[1] = "-u";
+        head[2] = options->module ? "-m" : NULL;
+        head[3] = name;
+    } else {
+        head[0] = variable_or("TDDP_RUBY", "ruby");
+        head[2] = variable_or("TDDP_RUBY_PRELOAD", NULL);
+        head[1] = head[2] ? "-r" : NULL;
+        head[3] = code ? "-e" : NULL;
+        head[4] = code;
+        /* A script may be called "-x.rb", and an argument after code be "-x": ruby would take it
+         * for a flag. */
+        head[5] = "--";
+        head[6] = options->code ? NULL : name;
     }
-    if (is_python(options)) {
-        head[count++] = variable_or("PYTHON_EXEC", "python3"); /* PyTorch's own variable */
-        head[count++] = "-u";
-        if (options->module) {
-            head[count++] = "-m";
-        }
-        head[count++] = options->module ? options->module : options->script;
-        return count;
-    }
-    const char *preload = variable_or("TDDP_RUBY_PRELOAD", NULL);
-    head[count++] = variable_or("TDDP_RUBY", "ruby");
-    if (preload) {
-        head[count++] = "-r";
-        head[count++] = preload;
-    }
-    if (!options->script) {
-        head[count++] = "-e";
-        head[count++] = options->code ? options->code : module_code;
-    }
-    /* A script may be called "-x.rb", and an argument after code be "-x": ruby would take it for a
-     * flag. */
-    head[count++] = "--";
-    if (!options->code) {
-        head[count++] = options->script ? options->script : options->module;
-    }
-    return count;
 }
 
 tddp_status tddp_launch_program_prepare(const tddp_launch_options *options,
                                         tddp_launch_program *out)
 {
-    const char *head[MAX_HEAD];
-    size_t head_count = make_head(options, head);
+    const char *head[HEAD] = {NULL};
     size_t given = options->check ? 0 : (size_t)options->argument_count;
     tddp_launch_program program = {.name = options->check    ? "torchrun --check"
                                            : options->script ? options->script
                                            : options->module ? options->module
                                                              : "-e"};
+    make_head(options, head);
     tddp_status status = options->script && !options->no_ruby
                              ? check_file("script", options->script, R_OK)
                              : TDDP_OK;
@@ -162,18 +151,20 @@ tddp_status tddp_launch_program_prepare(const tddp_launch_options *options,
                                 : find_program(head[0], &program.path);
     }
     if (status == TDDP_OK) {
-        program.arguments = tddp_alloc_array(head_count + given + 2, sizeof *program.arguments);
+        program.arguments = tddp_alloc_array(HEAD + given + 2, sizeof *program.arguments);
         status = program.arguments ? TDDP_OK : TDDP_OUT_OF_MEMORY;
     }
     if (status != TDDP_OK) {
         tddp_launch_program_free(&program);
         return status;
     }
-    memcpy(program.arguments, head, head_count * sizeof *head);
-    memcpy(program.arguments + head_count, options->arguments, given * sizeof *head);
-    if (options->pass_local_rank) {
-        program.arguments[head_count + given] = "--local-rank=${local_rank}";
+    size_t count = 0;
+    for (size_t i = 0; i < HEAD + given; i++) {
+        program.arguments[count] = i < HEAD ? head[i] : options->arguments[i - HEAD];
+        count += program.arguments[count] != NULL;
     }
+    program.arguments[count] =
+        options->pass_local_rank && !options->check ? "--local-rank=${local_rank}" : NULL;
     *out = program;
     return TDDP_OK;
 }
