@@ -13,8 +13,7 @@
 #include "base/base.h"
 #include "launch/agent/agent.h"
 #include "launch/front/front.h"
-#include "launch/output/layout.h"
-#include "launch/workers/resources.h"
+#include "launch/output/output.h"
 
 enum { EXIT_USAGE = 2 };
 
@@ -43,27 +42,28 @@ static int run(tddp_launch_options *options)
     tddp_launch_signals signals;
     int local_size;
     int status = EXIT_FAILURE;
-    char *folder = tddp_launch_layout_private_name();
-    options->private_folder = folder;
     if (tddp_launch_count_processes(options, &devices, &local_size) != TDDP_OK) {
         (void)complain(status);
     } else if (tddp_launch_options_check_local(options, local_size) != TDDP_OK) {
         status = complain(EXIT_USAGE);
     } else if (tddp_launch_program_prepare(options, &program) != TDDP_OK ||
                tddp_launch_signals_block(options->signals, options->signal_count, &signals) !=
-                   TDDP_OK ||
-               tddp_launch_split(&signals, &status) != TDDP_OK) {
-        status = complain(EXIT_FAILURE);
-    } else if (status < 0) {
-        status = tddp_launch_run(options, &program, &signals, &devices, local_size);
-        tddp_launch_signals_close(&signals);
+                   TDDP_OK) {
+        (void)complain(status);
+    } else {
+        char *folder = tddp_launch_folder_make(NULL, "torchrun");
+        options->private_folder = folder;
+        if (tddp_launch_split(&signals, &status) != TDDP_OK) {
+            status = complain(EXIT_FAILURE);
+        } else if (status < 0) {
+            status = tddp_launch_run(options, &program, &signals, &devices, local_size);
+            tddp_close(signals.fd);
+        }
+        tddp_launch_folder_remove(folder); /* by whichever process lives: one may be killed */
+        free(folder);
     }
     tddp_launch_program_free(&program);
     tddp_launch_devices_free(&devices);
-    if (folder) {
-        tddp_launch_layout_remove(folder); /* by whichever process lives: one may be killed */
-        free(folder);
-    }
     return status;
 }
 

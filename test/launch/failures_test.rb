@@ -363,7 +363,7 @@ class FailuresTest < LaunchCase
       exit 1
     SH
     assert_equal ["0 of 3", "1 of 3", "2 of 3"], result.out.scan(/^\d of 3/).uniq
-    assert_match(/starting all workers again \(restart 1 of 3\)/, result.err)
+    assert_match(/restarting workers \(restart 1 of 3\)/, result.err)
     assert_code 143, result
   end
 

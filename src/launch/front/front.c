@@ -4,7 +4,9 @@
  * whatever happens to the agent. Main thread.
  */
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,7 +18,8 @@ enum {
     MOST_SWEEPS = 60, /* then what is left cannot be killed */
     SWEEP_MS = 50,    /* the longest wait between two */
     REPORT_MS = 1000, /* for the reader of standard error */
-    STOP_ROUNDS = 4   /* a process may be started while its parent is not stopped yet */
+    STOP_ROUNDS = 4,  /* a process may be started while its parent is not stopped yet */
+    REPEATED_MS = 500 /* signals of one number within this time are one */
 };
 
 /* Reaps processes that have ended; returns the agent's wait status, -1 if it is not among them. */
@@ -32,7 +35,7 @@ static int reap(pid_t agent)
 }
 
 /* Kills what the agent has left, until nothing of it is there; false if something stays. */
-static bool sweep(const tddp_launch_unrelated *unrelated)
+static bool sweep(const char *unrelated)
 {
     const tddp_launch_exempt exempt = {.unrelated = unrelated};
     for (int i = 0; i < MOST_SWEEPS; i++) {
@@ -46,7 +49,7 @@ static bool sweep(const tddp_launch_unrelated *unrelated)
 }
 
 /* After the agent's end: cleans up, and returns torchrun's exit status. */
-static int finish(pid_t agent, int status, const tddp_launch_unrelated *unrelated)
+static int finish(pid_t agent, int status, const char *unrelated)
 {
     char name[32];
     struct pollfd ready = {.fd = STDERR_FILENO, .events = POLLOUT};
@@ -65,9 +68,9 @@ static int finish(pid_t agent, int status, const tddp_launch_unrelated *unrelate
 
 /* Ctrl-Z: first the workers, then this process, which returns from its own stop when it is
  * continued (or at once where nobody could continue it). */
-static void stop_and_continue(pid_t agent, const tddp_launch_unrelated *unrelated)
+static void stop_and_continue(pid_t agent, const char *unrelated)
 {
-    const tddp_launch_exempt exempt = {.unrelated = unrelated, .process = agent};
+    const tddp_launch_exempt exempt = {.unrelated = unrelated, .group = agent};
     sigset_t stop;
     for (int i = 0; i < STOP_ROUNDS; i++) {
         (void)tddp_launch_signal_descendants(&exempt, SIGSTOP);
@@ -80,9 +83,25 @@ static void stop_and_continue(pid_t agent, const tddp_launch_unrelated *unrelate
     (void)tddp_launch_signal_descendants(&exempt, SIGCONT);
 }
 
-/* Passes signals on until the agent has ended; returns its wait status. */
-static int watch(pid_t agent, tddp_launch_signals *signals, const tddp_launch_unrelated *unrelated)
+/*
+ * Whether a signal repeats the last one of its number by itself: `timeout` signals its child and
+ * then its group, the child among it, and a shell on a terminal that is gone sends SIGHUP beside
+ * the kernel's. A key of the terminal always counts. `came` has when each number came; 0: never.
+ */
+static bool is_repeated(int64_t came[NSIG], const siginfo_t *info)
 {
+    bool key = info->si_code == SI_KERNEL && info->si_signo != SIGHUP;
+    int64_t *last = &came[info->si_signo];
+    int64_t now = tddp_now_ns();
+    bool repeated = !key && *last != 0 && now - *last < REPEATED_MS * TDDP_NS_PER_MS;
+    *last = repeated ? *last : now;
+    return repeated;
+}
+
+/* Passes signals on until the agent has ended; returns its wait status. */
+static int watch(pid_t agent, const tddp_launch_signals *signals, const char *unrelated)
+{
+    int64_t came[NSIG] = {0};
     sigset_t awaited = signals->ending;
     struct sigaction stop;
     siginfo_t info;
@@ -96,7 +115,7 @@ static int watch(pid_t agent, tddp_launch_signals *signals, const tddp_launch_un
         int number = sigwaitinfo(&awaited, &info);
         if (number == SIGTSTP && !sigismember(&signals->ending, SIGTSTP)) {
             stop_and_continue(agent, unrelated);
-        } else if (number > 0 && number != SIGCHLD && !tddp_launch_signals_echo(signals, &info)) {
+        } else if (number > 0 && number != SIGCHLD && !is_repeated(came, &info)) {
             tddp_launch_signals_pass_on(agent, &info);
         }
     }
@@ -106,30 +125,27 @@ static int watch(pid_t agent, tddp_launch_signals *signals, const tddp_launch_un
 static tddp_status become_agent(tddp_launch_signals *signals, pid_t front)
 {
     (void)setpgid(0, 0); /* cannot fail: a fresh child leads no session */
-    tddp_launch_name_process("torchrun-agent");
+    (void)pthread_setname_np(pthread_self(), "torchrun-agent");
     tddp_status status = tddp_launch_signals_open(signals, front);
-    return status != TDDP_OK || tddp_launch_hear_of_end(front, SIGTERM)
+    return status != TDDP_OK || tddp_launch_signal_at_end_of(front, SIGTERM)
                ? status
                : tddp_fail(TDDP_SYSTEM, "killed while it started");
 }
 
 tddp_status tddp_launch_split(tddp_launch_signals *signals, int *status)
 {
-    tddp_launch_unrelated unrelated = {0};
+    char *unrelated = tddp_launch_list_children();
     pid_t front = getpid();
     pid_t agent = -1;
-    tddp_status result = tddp_launch_unrelated_find(&unrelated);
-    if (result == TDDP_OK) {
-        result = tddp_launch_adopt_orphans();
-    }
+    tddp_status result = tddp_launch_adopt_orphans();
     if (result == TDDP_OK && (agent = fork()) < 0) {
         result = tddp_fail_errno("cannot start torchrun's agent: fork");
     } else if (agent == 0) {
         *status = -1;
         result = become_agent(signals, front);
     } else if (agent > 0) {
-        *status = finish(agent, watch(agent, signals, &unrelated), &unrelated);
+        *status = finish(agent, watch(agent, signals, unrelated), unrelated);
     }
-    tddp_launch_unrelated_free(&unrelated);
+    free(unrelated);
     return result;
 }

@@ -82,17 +82,6 @@ static int64_t collect(tddp_launch_loop *loop)
     return first;
 }
 
-static tddp_status call(tddp_launch_loop *loop, size_t at, int events)
-{
-    tddp_launch_source *source = loop->sources[at];
-    tddp_status status = source->callback(source->data, events);
-    if (status != TDDP_OK && loop->sources[at]) {
-        source->events = 0;
-        source->time = 0;
-    }
-    return status;
-}
-
 tddp_status tddp_launch_loop_turn(tddp_launch_loop *loop)
 {
     arrange(loop);
@@ -114,8 +103,10 @@ tddp_status tddp_launch_loop_turn(tddp_launch_loop *loop)
             source->time = 0;
             events |= TDDP_LAUNCH_TIME;
         }
-        if (events) {
-            status = call(loop, i, events);
+        status = events ? source->callback(source->data, events) : TDDP_OK;
+        if (status != TDDP_OK && loop->sources[i]) {
+            source->events = 0;
+            source->time = 0;
         }
     }
     return status;

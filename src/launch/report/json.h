@@ -1,6 +1,6 @@
 /*
- * Writes JSON: members in order, commas and escapes looked after. A lack of memory
- * marks the whole text as failed, so that callers need not check each step.
+ * Writes JSON: members in order, commas and escapes looked after. A lack of memory marks the whole
+ * text as failed, so that callers need not check each step.
  */
 #ifndef TDDP_LAUNCH_JSON_H
 #define TDDP_LAUNCH_JSON_H
@@ -22,9 +22,6 @@ void tddp_launch_json_close(tddp_launch_json *json, char bracket);
 void tddp_launch_json_text(tddp_launch_json *json, const char *key, const char *value);
 void tddp_launch_json_number(tddp_launch_json *json, const char *key, int64_t value);
 void tddp_launch_json_bool(tddp_launch_json *json, const char *key, bool value);
-
-/* JSON that is made already. */
-void tddp_launch_json_raw(tddp_launch_json *json, const char *key, const char *data, size_t size);
 
 /*
  * Makes the file whole or not at all: under another name first. What stands there and is no

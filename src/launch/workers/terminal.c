@@ -5,11 +5,11 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "launch/workers/terminal.h"
+#include "launch/workers/worker.h"
 
-void tddp_launch_terminal_look(tddp_launch_terminal *out, pid_t front)
+void tddp_launch_terminal_look(tddp_launch_terminal *out)
 {
-    *out = (tddp_launch_terminal){.group = getpgid(front)};
+    *out = (tddp_launch_terminal){.group = getpgid(getppid())};
     /* Only of the controlling terminal is the foreground group told. */
     pid_t foreground = tcgetpgrp(STDIN_FILENO);
     out->foreground = foreground == out->group;
@@ -19,10 +19,7 @@ void tddp_launch_terminal_look(tddp_launch_terminal *out, pid_t front)
 
 void tddp_launch_terminal_restore(const tddp_launch_terminal *terminal)
 {
-    if (!terminal->present || !terminal->foreground) {
-        return;
-    }
-    pid_t foreground = tcgetpgrp(STDIN_FILENO);
+    pid_t foreground = terminal->foreground ? tcgetpgrp(STDIN_FILENO) : -1;
     if (foreground > 0 && kill(-foreground, 0) != 0 && errno == ESRCH) {
         (void)tcsetpgrp(STDIN_FILENO, terminal->group);
         foreground = terminal->group;

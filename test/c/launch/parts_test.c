@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "launch/workers/error_file.h"
 #include "launch/command/program.h"
 #include "launch/report/report.h"
 
@@ -22,6 +21,7 @@ TEST(an_error_file_in_pytorchs_form)
                "\"errorCode\": 3}");
     CHECK_TEXT(error.message, "ValueError: \"b\xc3\xb6\xf0\x9f\x98\x80m\"\n");
     CHECK_TEXT(error.traceback, "a\tb");
+    CHECK(error.missing == NULL);
     CHECK_INT(error.timestamp, 1795276170);
     tddp_launch_error_free(&error);
 }
@@ -71,10 +71,10 @@ TEST(the_root_cause_is_the_first_that_failed_by_itself)
         {.pid = 3, .rank = 2, .wait_status = 9, .ended = {10, 3}},
     };
     char text[TDDP_LAUNCH_ENDING_BYTES];
-    const tddp_launch_worker *root = tddp_launch_root_cause(workers, 3);
+    const tddp_launch_worker *root = tddp_launch_failure(workers, 3, NULL);
     CHECK(root == &workers[2]);
     CHECK_TEXT(tddp_launch_ending(root, text), "killed by SIGKILL");
     CHECK_TEXT(tddp_launch_ending(&workers[1], text), "exit code 1");
     workers[1].wait_status = workers[2].wait_status = 0;
-    CHECK(tddp_launch_root_cause(workers, 3) == NULL);
+    CHECK(tddp_launch_failure(workers, 3, NULL) == NULL);
 }

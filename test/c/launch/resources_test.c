@@ -1,7 +1,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "launch/workers/resources.h"
+#include "launch/workers/machine.h"
 
 TEST(cores_are_at_least_one_and_at_most_the_machines)
 {
