@@ -23,12 +23,12 @@ class CommandLineTest < LaunchCase
 
   def test_wrong_values
     {
-      ["--nproc-per-node=two"] => "torchrun: --nproc-per-node=two: expected a number from 1 to 4096, auto, cpu or gpu\n",
-      ["--nnodes=1:3"] => "torchrun: --nnodes=1:3: nodes that come and go need --rdzv-backend=c10d (or etcd) and --rdzv-endpoint=HOST:PORT\n",
+      ["--nproc-per-node=two"] => "torchrun: --nproc-per-node=two: expected N|auto|cpu|gpu, from 1 to 4096; see torchrun --help\n",
+      ["--nnodes=1:3"] => "torchrun: --nnodes=1:3 needs --rdzv-backend=c10d (or etcd) and --rdzv-endpoint=HOST:PORT, as nodes come and go\n",
       ["--nnodes=2", "--node-rank=2", "--master-addr=h"] => "torchrun: --node-rank=2: expected 0 to 1, since --nnodes=2\n",
-      ["--master-port=70000"] => "torchrun: --master-port=70000: expected a number from 0 to 65535\n",
-      ["--rdzv-backend=zeus"] => "torchrun: --rdzv-backend=zeus: expected static, c10d or etcd\n",
-      ["--max-restarts"] => "torchrun: --max-restarts=a.rb: expected a number from 0 to 1000000\n"
+      ["--master-port=70000"] => "torchrun: --master-port=70000: expected PORT, from 0 to 65535; see torchrun --help\n",
+      ["--rdzv-backend=zeus"] => "torchrun: --rdzv-backend=zeus: expected static|c10d|etcd; see torchrun --help\n",
+      ["--max-restarts"] => "torchrun: --max-restarts=a.rb: expected N, from 0 to 1000000; see torchrun --help\n"
     }.each do |flags, text|
       result = run_torchrun(*flags, "a.rb")
       assert_code 2, result
@@ -52,7 +52,7 @@ class CommandLineTest < LaunchCase
     File.write("#{@folder}/plain", "text")
     result = run_torchrun("--no-ruby", "./plain")
     assert_code 1, result
-    assert_match(/not executable; chmod \+x/, result.err)
+    assert_match(/program \.\/plain: Permission denied; chmod \+x/, result.err)
     File.chmod(0o755, "#{@folder}/plain")
     result = run_torchrun("--no-ruby", "./plain")
     assert_code 1, result
@@ -115,7 +115,7 @@ class CommandLineTest < LaunchCase
     assert_equal ["1\n"], count("--nproc-per-node=1", env: {"PET_NPROC_PER_NODE" => "2"})
     result = run_torchrun("a.rb", env: {"PET_NNODES" => "x"})
     assert_code 2, result
-    assert_equal "torchrun: PET_NNODES=x: expected a number of nodes from 1 to 65536, or MIN:MAX\n", result.err
+    assert_equal "torchrun: PET_NNODES=x: expected N|MIN:MAX, from 1 to 65536; see torchrun --help\n", result.err
   end
 
   def test_ruby_scripts_code_and_arguments
@@ -185,7 +185,7 @@ class CommandLineTest < LaunchCase
     assert_code 2, result
     assert_equal "torchrun: --tee names local rank 2: expected 0 to 1, since this node runs 2 workers\n", result.err
     result = run_torchrun("--nproc-per-node=xpu", "a.rb")
-    assert_code 1, result
+    assert_code 2, result
     assert_includes result.err, "--nproc-per-node=xpu: "
   end
 

@@ -68,18 +68,18 @@ static void allow_files(tddp_launch_agent *agent)
 static void open_health(tddp_launch_agent *agent)
 {
     const tddp_launch_endpoint *at = &agent->options->health;
-    if (at->port < 0) {
+    const char *host = at->host[0] != '\0' ? at->host : tddp_net_loopback();
+    int port = at->port;
+    if (port < 0) {
         return;
     }
-    const char *host = at->host[0] != '\0' ? at->host : tddp_net_loopback();
-    if (tddp_launch_health_open(&agent->loop, host, at->port, tddp_launch_agent_health, agent,
+    if (tddp_launch_health_open(&agent->loop, host, &port, tddp_launch_agent_health, agent,
                                 &agent->health) != TDDP_OK) {
         tddp_launch_console_say(&agent->console,
                                 "--health-check-port: %s; the job runs without a health check",
                                 tddp_error_message());
     } else if (at->port == 0) {
-        tddp_launch_console_say(&agent->console, "health check on port %d",
-                                tddp_launch_health_port(agent->health));
+        tddp_launch_console_say(&agent->console, "health check on port %d", port);
     }
 }
 

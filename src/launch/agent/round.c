@@ -85,9 +85,7 @@ static tddp_status open_server(tddp_launch_agent *agent)
     bool named = options->backend == TDDP_LAUNCH_STATIC && !options->standalone;
     const tddp_launch_endpoint *at =
         named && options->endpoint_count > 0 ? &options->endpoints[0] : NULL;
-    const char *host = at                              ? at->host
-                       : named && options->master_addr ? options->master_addr
-                                                       : tddp_net_loopback();
+    const char *host = at ? at->host : tddp_net_loopback();
     int port = at ? at->port : named ? options->master_port : 0;
     (void)snprintf(world->master_addr, sizeof world->master_addr, "%s", host);
     tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;

@@ -1,22 +1,17 @@
 /*
  * What a worker runs: the program's file and its arguments, worked out and checked once, before
- * anything starts.
+ * anything starts; and files that are installed beside torchrun.
  */
 #ifndef TDDP_LAUNCH_PROGRAM_H
 #define TDDP_LAUNCH_PROGRAM_H
 
-#include <stddef.h>
-
-#include <tddp/status.h>
-
 #include "launch/command/options.h"
 
 typedef struct tddp_launch_program {
-    char *path;       /* of the file to execute; owned */
-    char **arguments; /* argv with macros still in it, NULL at its end; owned with its strings */
-    size_t count;
-    size_t first_own; /* index of the first argument that the user wrote for the script */
-    const char *name; /* for people: the script, borrowed from the options */
+    char *path;             /* of the file to execute; owned */
+    const char **arguments; /* argv with macros still in it, NULL at its end; owned, its strings are
+                               the options', the environment's or constant */
+    const char *name;       /* for people: the script, borrowed from the options */
 } tddp_launch_program;
 
 /*
@@ -37,5 +32,11 @@ char *tddp_launch_substitute(const char *text, int local_rank);
 
 /* Frees strings up to the NULL, and the list. NULL is fine. */
 void tddp_launch_list_free(char **list);
+
+/* --- program_linux.c ------------------------------------------------------------------------- */
+
+/* The path of a file that `flag` needs, `place` being its path from torchrun's folder. Caller:
+ * free(). Errors: TDDP_NOT_FOUND, TDDP_OUT_OF_MEMORY. */
+TDDP_NODISCARD tddp_status tddp_launch_installed(const char *flag, const char *place, char **out);
 
 #endif

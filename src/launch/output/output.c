@@ -32,11 +32,6 @@ struct tddp_launch_output {
 
 /* --- the run --------------------------------------------------------------------------------- */
 
-static bool any_streams(const tddp_launch_streams *streams)
-{
-    return streams->all != 0 || streams->count > 0;
-}
-
 tddp_status tddp_launch_output_create(const tddp_launch_options *options, const char *run_id,
                                       tddp_launch_console *console, tddp_launch_output **out)
 {
@@ -45,8 +40,8 @@ tddp_status tddp_launch_output_create(const tddp_launch_options *options, const 
         return TDDP_OUT_OF_MEMORY;
     }
     const char *log_dir = options->log_dir;
-    bool files = any_streams(&options->redirects) || any_streams(&options->tee) ||
-                 options->out_filters.count > 0 || options->err_filters.count > 0;
+    bool files = options->redirects.given || options->tee.given || options->out_filters.count > 0 ||
+                 options->err_filters.count > 0;
     bool discards = log_dir && strcmp(log_dir, null_device) == 0;
     *output = (tddp_launch_output){
         .options = options,
@@ -174,7 +169,7 @@ static bool want_colors(void)
 }
 
 /* Whether a flag names a worker's stream. */
-static bool names(const tddp_launch_streams *streams, int local_rank, int stream)
+static bool names(const tddp_launch_by_rank *streams, int local_rank, int stream)
 {
     int bit = stream == TDDP_LAUNCH_OUT ? TDDP_LAUNCH_STDOUT : TDDP_LAUNCH_STDERR;
     return tddp_launch_streams_of(streams, local_rank) & bit;

@@ -227,7 +227,7 @@ static void be_connected(tddp_launch_node *node, const search *s)
         name_host(node, name);
         notify(node, tddp_format("%s answers again", name));
     }
-    if (!node->options->local_addr) {
+    if (node->options->local_addr[0] == '\0') {
         find_address(node);
     }
     tddp_launch_view_free(&node->view);

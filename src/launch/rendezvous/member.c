@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "base/host_name.h"
-#include "launch/front/front.h"
 #include "launch/rendezvous/member.h"
 #include "net/net.h"
 
@@ -257,7 +256,7 @@ void tddp_launch_node_run(tddp_launch_node *node)
     bool connected = false;
     const char *given = node->options->local_addr;
     tddp_status status = node->link.backend->open(&node->link);
-    if (status == TDDP_OK && given) { /* it may be a name */
+    if (status == TDDP_OK && given[0] != '\0') { /* it may be a name */
         status = tddp_launch_address_of(given, node->cancel, node->entry.addr);
     }
     status = status == TDDP_OK ? tddp_launch_host_if_chosen(node) : status;
@@ -298,7 +297,7 @@ static tddp_status describe_self(tddp_launch_node *node)
     (void)snprintf(self->id, sizeof self->id, "%016llx", (unsigned long long)random);
     (void)tddp_host_name(self->host);
     (void)snprintf(self->role, sizeof self->role, "%s", node->options->role);
-    self->pid = tddp_launch_torchrun_pid();
+    self->pid = getppid(); /* torchrun's, as people know it */
     self->local_size = node->local_size;
     self->node_rank = node->options->node_rank;
     self->rank = self->round = self->ready = self->done = self->failed = self->master_round = -1;

@@ -39,7 +39,7 @@ void tddp_launch_place_take(tddp_launch_node *node, const tddp_launch_state *doc
 static tddp_status choose_address(tddp_launch_node *node, const tddp_launch_state *doc)
 {
     tddp_launch_entry *entry = &node->entry;
-    if (node->options->local_addr) {
+    if (node->options->local_addr[0] != '\0') {
         memcpy(entry->master_addr, entry->addr, sizeof entry->master_addr);
         return TDDP_OK;
     }
@@ -67,7 +67,7 @@ tddp_status tddp_launch_place_open_store(tddp_launch_node *node, const tddp_laun
     }
     entry->master_round = doc->round;
     entry->master_port = 0;
-    if (node->host && !node->options->local_addr) {
+    if (node->host && node->options->local_addr[0] == '\0') {
         /* The port that the user knows, which may be the only one that a firewall lets through:
          * there the workers share the store where the nodes meet. */
         entry->master_port = tddp_store_server_port(node->host);

@@ -38,11 +38,9 @@ static int count(const tddp_launch_options *options, const tddp_launch_devices *
     case TDDP_LAUNCH_PROCESSES_AUTO:
         return gpus > 0 ? gpus : tddp_launch_cores();
     case TDDP_LAUNCH_PROCESSES_GPU:
-        return gpus;
-    case TDDP_LAUNCH_PROCESSES_XPU: /* GPUs of Intel */
         break;
     }
-    return 0;
+    return gpus;
 }
 
 static bool depends_on_gpus(const tddp_launch_options *options)
@@ -69,11 +67,10 @@ tddp_status tddp_launch_count_processes(const tddp_launch_options *options,
         (void)snprintf(seen, sizeof seen, "CUDA_VISIBLE_DEVICES=\"%s\"", visible);
     }
     if (*out == 0) {
-        bool xpu = options->processes.kind == TDDP_LAUNCH_PROCESSES_XPU;
         return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--nproc-per-node=%s: no GPU here (%s); expected at least one, or "
+                         "--nproc-per-node=gpu: no GPU here (%s); expected at least one, or "
                          "--nproc-per-node=auto, cpu or a number",
-                         xpu ? "xpu" : "gpu", seen);
+                         seen);
     }
     if (options->virtual_local_rank &&
         !tddp_launch_devices_name(devices, visible, *out - 1, name)) {

@@ -210,8 +210,10 @@ TEST(a_stream_that_goes_to_a_file_alone_is_the_workers_own)
     tddp_launch_options options = {
         .role = "trainer",
         .log_dir = folder,
-        .redirects = {.all = TDDP_LAUNCH_STDOUT | TDDP_LAUNCH_STDERR},
-        .tee = {.count = 1, .listed = {{.local_rank = 1, .streams = TDDP_LAUNCH_STDOUT}}},
+        .redirects = {.given = true,
+                      .of = {TDDP_LAUNCH_STDOUT | TDDP_LAUNCH_STDERR,
+                             TDDP_LAUNCH_STDOUT | TDDP_LAUNCH_STDERR}},
+        .tee = {.given = true, .highest = 1, .of = {0, TDDP_LAUNCH_STDOUT}},
     };
     open_desk(&made);
     CHECK_OK(start_output(&made, &options, &output));
@@ -244,8 +246,8 @@ TEST(short_memory_is_survived)
     tddp_launch_options options = {
         .role = "trainer",
         .log_dir = folder,
-        .tee = {.all = TDDP_LAUNCH_STDOUT},
-        .redirects = {.all = TDDP_LAUNCH_STDERR},
+        .tee = {.given = true, .of = {TDDP_LAUNCH_STDOUT, TDDP_LAUNCH_STDOUT}},
+        .redirects = {.given = true, .of = {TDDP_LAUNCH_STDERR, TDDP_LAUNCH_STDERR}},
         .out_filters = {.count = 1, .texts = "a"},
     };
     bool whole = false;
