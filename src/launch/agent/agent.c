@@ -30,7 +30,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
         .files = &agent->files,
         /* One reader at most: two would tear the input between them. */
         .stdin_fd = local_rank == 0 ? STDIN_FILENO : agent->null_fd,
-        .cpus = agent->job.binding.sets ? &agent->job.binding.sets[local_rank] : NULL,
+        .cpus = agent->job.cpus ? &agent->job.cpus[local_rank] : NULL,
         .terminal_group =
             agent->terminal.present && out_fd == STDOUT_FILENO ? agent->terminal.group : 0,
         .output_fds = {out_fd, tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_ERR)},
@@ -293,9 +293,6 @@ static tddp_status prepare(tddp_launch_agent *agent, const tddp_launch_devices *
     if (status != TDDP_OK) {
         return status;
     }
-    if (agent->job.binding.note[0] != '\0') {
-        tddp_launch_console_say(&agent->console, "--numa-binding: %s", agent->job.binding.note);
-    }
     tddp_launch_terminal_look(&agent->terminal);
     status = make_run_id(agent);
     if (status == TDDP_OK) {
@@ -328,7 +325,7 @@ static void release(tddp_launch_agent *agent)
     tddp_bytes_free(&agent->record.json.text);
     tddp_launch_timers_close(agent->timers);
     tddp_launch_output_free(agent->output);
-    free(agent->job.binding.sets);
+    free(agent->job.cpus);
     tddp_close(agent->null_fd);
     tddp_launch_log_queue_close();
     tddp_launch_console_flush(&agent->console);

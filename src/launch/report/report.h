@@ -9,7 +9,6 @@
 #include "launch/output/console.h"
 #include "launch/output/output.h"
 #include "launch/report/json.h"
-#include "launch/workers/environment.h"
 #include "launch/workers/worker.h"
 
 /* An attempt whose workers have all ended; borrowed. */

@@ -9,8 +9,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "launch/workers/environment.h"
-#include "launch/workers/signals.h"
+#include "launch/workers/worker.h"
 
 extern char **environ;
 
@@ -52,10 +51,10 @@ static int at_least_one(int number)
 /* However it is bound, limits of CPU time leave it no more. */
 static int threads_of(const tddp_launch_job *job, int local_size, int local_rank)
 {
-    if (!job->binding.sets) {
+    if (!job->cpus) {
         return job->threads;
     }
-    int share = tddp_launch_binding_share(&job->binding, local_size, local_rank);
+    int share = tddp_launch_binding_share(job->cpus, local_size, local_rank);
     int limit = at_least_one(tddp_core_limit() / local_size);
     return share < limit ? share : limit;
 }
@@ -187,6 +186,5 @@ tddp_status tddp_launch_job_prepare(const tddp_launch_options *options,
     };
     return options->numa_binding == TDDP_LAUNCH_BINDING_NONE
                ? TDDP_OK
-               : tddp_launch_binding_plan(options->numa_binding, devices, local_size,
-                                          &out->binding);
+               : tddp_launch_binding_plan(options->numa_binding, devices, local_size, &out->cpus);
 }

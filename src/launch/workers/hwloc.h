@@ -59,6 +59,6 @@ TDDP_NODISCARD tddp_status tddp_launch_binding_spread(const tddp_hwloc *hwloc, v
                                                       const tddp_launch_cpus *allowed,
                                                       tddp_launch_binding_kind kind,
                                                       const tddp_launch_devices *devices,
-                                                      int workers, tddp_launch_binding *out);
+                                                      int workers, tddp_launch_cpus **out);
 
 #endif
