@@ -2,7 +2,7 @@
  * The failures of an attempt: the root cause first, then the other workers that failed by
  * themselves, then how many were ended because of them. What is known of each is written to both:
  * the console, for people, with the fields of PyTorch's report, and the record, for programs. Main
- * thread, after all workers are gone.
+ * thread, after all workers have ended.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,7 +126,7 @@ static void put_elsewhere(tddp_launch_console *console, const char *program, con
     tddp_launch_console_say(console, "%s FAILED elsewhere: %.*s", program, length, text);
     if (text[length] == '\n') {
         tddp_launch_console_put(console, "", line);
-        tddp_launch_console_put(console, "", "Root cause, as that node told it:");
+        tddp_launch_console_put(console, "", "Root cause, as that node reported it:");
         put_field(console, "error", text + length + 1);
         tddp_launch_console_put(console, "", line);
     }

@@ -25,8 +25,8 @@ typedef struct tddp_launch_attempt {
 
 /*
  * The worker that failed by itself after `after` (NULL: the first, which is the root cause), or
- * NULL. By the time in its error file, else by when its end was seen. One that says it failed
- * because another rank had comes after those that do not.
+ * NULL. By the time in its error file, else by when its end was seen. One that failed, by its error
+ * file, because another rank had comes after those that do not.
  */
 const tddp_launch_worker *tddp_launch_failure(const tddp_launch_worker *workers, int count,
                                               const tddp_launch_worker *after);
@@ -76,7 +76,7 @@ void tddp_launch_report(tddp_launch_record *record, const tddp_launch_attempt *a
 /* How the job ended; texts are borrowed and may be NULL. */
 typedef struct tddp_launch_outcome {
     int exit_status;
-    int signal;              /* torchrun was told to end by it; 0: it was not */
+    int signal;              /* that ended torchrun; 0: none */
     const char *cause;       /* when it is no worker of this node */
     const char *report_file; /* --report-file */
     const char *error_file;  /* TORCHELASTIC_ERROR_FILE of torchrun itself */

@@ -1,6 +1,6 @@
 /*
  * What this machine has for workers: cores, GPUs, counted without any GPU library; and which CPUs
- * each worker may run on. What the system tells stands in machine_linux.c.
+ * each worker may run on. What the system shows stands in machine_linux.c.
  */
 #ifndef TDDP_LAUNCH_MACHINE_H
 #define TDDP_LAUNCH_MACHINE_H

@@ -48,7 +48,7 @@ int tddp_launch_cores(void)
     const tddp_launch_cpus allowed = tddp_launch_cpus_allowed();
     int cores = tddp_launch_cpus_count(&allowed);
     int limit = tddp_core_limit();
-    cores = cores > 0 ? cores : 1; /* where the system does not tell, one it is */
+    cores = cores > 0 ? cores : 1; /* where the system does not show any */
     return limit < cores ? limit : cores;
 }
 

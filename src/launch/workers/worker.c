@@ -48,8 +48,6 @@ static tddp_status open_pipes(const tddp_launch_start *start, pipes made)
             close_pipes(made);
             return status;
         }
-        /* Only our end: the flag is of the pipe's end, and the worker expects its own to block. */
-        (void)(i != REPORT && fcntl(made[i][0], F_SETFL, O_NONBLOCK));
     }
     return TDDP_OK;
 }
@@ -165,13 +163,9 @@ tddp_status tddp_launch_worker_pump(tddp_launch_worker *worker, int stream,
     do {
         got = read(worker->fds[stream], data, sizeof data);
     } while (got < 0 && errno == EINTR);
-    if (got < 0 && errno == EAGAIN) {
-        return TDDP_OK;
-    }
-    if (got <= 0) {
-        return end_stream(worker, stream, output);
-    }
-    return tddp_launch_output_take(output, worker->local_rank, stream, data, (size_t)got, false);
+    return got <= 0 ? end_stream(worker, stream, output)
+                    : tddp_launch_output_take(output, worker->local_rank, stream, data, (size_t)got,
+                                              false);
 }
 
 tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker, tddp_launch_output *output)
@@ -192,7 +186,6 @@ tddp_status tddp_launch_worker_drain(tddp_launch_worker *worker, tddp_launch_out
 
 void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status)
 {
-    static const char no_place[] = "none: there was no place for one";
     tddp_launch_error *error = &worker->error;
     worker->alive = false;
     worker->wait_status = wait_status;
@@ -200,17 +193,15 @@ void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status)
     if (!tddp_launch_worker_failed(worker)) {
         return;
     }
-    const char *none = worker->expired_timer
-                           ? "none: torchrun ended the worker, because its timer expired"
-                       : WIFSIGNALED(wait_status) ? "none: a signal leaves no time to write one"
-                                                  : "none: the worker wrote none to "
-                                                    "$TORCHELASTIC_ERROR_FILE (Ruby does for "
-                                                    "exceptions; in Python decorate main with "
-                                                    "@record)";
+    error->missing =
+        worker->expired_timer      ? "none: torchrun ended the worker, because its timer expired"
+        : !worker->error_file      ? "none: there was no place for one"
+        : WIFSIGNALED(wait_status) ? "none: a signal leaves no time to write one"
+                                   : "none: the worker wrote none to $TORCHELASTIC_ERROR_FILE "
+                                     "(Ruby does for exceptions; in Python decorate main with "
+                                     "@record)";
     if (worker->error_file) {
-        tddp_launch_error_read(worker->error_file, none, error);
-    } else {
-        error->missing = worker->expired_timer ? none : no_place;
+        tddp_launch_error_read(worker->error_file, error);
     }
     if (worker->expired_timer && !error->message) {
         error->message = tddp_format("the timer \"%s\" expired", worker->expired_timer);
@@ -239,7 +230,7 @@ void tddp_launch_worker_free(tddp_launch_worker *worker)
 void tddp_launch_terminal_look(tddp_launch_terminal *out)
 {
     *out = (tddp_launch_terminal){.group = getpgid(getppid())};
-    /* Only of the controlling terminal is the foreground group told. */
+    /* It is known of the controlling terminal alone. */
     pid_t foreground = tcgetpgrp(STDIN_FILENO);
     out->foreground = foreground == out->group;
     out->present = out->group > 0 && foreground > 0 && tcgetpgrp(STDOUT_FILENO) == foreground &&

@@ -58,9 +58,8 @@ typedef struct tddp_launch_error {
  */
 void tddp_launch_error_parse(const char *text, size_t size, tddp_launch_error *out);
 
-/* The same from a file; if there is none, that is missing as `none` says. Never waits, whatever
- * stands there. */
-void tddp_launch_error_read(const char *path, const char *none, tddp_launch_error *out);
+/* The same from a file; nothing is changed if there is none. Never waits, whatever stands there. */
+void tddp_launch_error_read(const char *path, tddp_launch_error *out);
 
 void tddp_launch_error_free(tddp_launch_error *error);
 
@@ -77,7 +76,7 @@ typedef struct tddp_launch_terminal {
 /* Looks at the standard descriptors of this process, whose parent the user's shell knows. */
 void tddp_launch_terminal_look(tddp_launch_terminal *out);
 
-/* After a worker that had the terminal was killed, within a debugger say: puts back the state, and
+/* After a worker that had the terminal was killed, as within a debugger: puts back the state, and
  * the foreground group if that is a dead one. Does nothing while the terminal is somebody else's.
  * With SIGTTOU blocked. */
 void tddp_launch_terminal_restore(const tddp_launch_terminal *terminal);
@@ -88,7 +87,7 @@ typedef struct tddp_launch_worker {
     int local_rank;
     bool alive;
     bool has_terminal;            /* it is in torchrun's process group */
-    bool ended_by_us;             /* it was told to end before it ended */
+    bool ended_by_us;             /* it was sent a signal to end before it ended */
     bool out_of_memory;           /* the kernel killed it for want of memory */
     int wait_status;              /* once it is not alive */
     struct timespec ended;        /* wall clock */
@@ -119,7 +118,8 @@ typedef struct tddp_launch_start {
 TDDP_NODISCARD tddp_status tddp_launch_worker_start(tddp_launch_worker *worker,
                                                     const tddp_launch_start *start);
 
-/* Reads what has come on one stream and hands it to the output; closes it at its end. */
+/* Reads what has come on one stream, which is readable, and hands it to the output; closes it at
+ * its end. */
 TDDP_NODISCARD tddp_status tddp_launch_worker_pump(tddp_launch_worker *worker, int stream,
                                                    tddp_launch_output *output);
 
