@@ -104,9 +104,6 @@ static bool prepare(tddp_launch_agent *agent, const tddp_launch_devices *devices
         tddp_launch_job_prepare(agent->options, devices, count, &agent->job) != TDDP_OK) {
         return false;
     }
-    if (agent->job.binding.note[0] != '\0') {
-        tddp_launch_console_say(&agent->console, "--numa-binding: %s", agent->job.binding.note);
-    }
     tddp_launch_terminal_look(&agent->terminal);
     choose_run_id(agent);
     if (tddp_launch_adopt_orphans() != TDDP_OK ||
@@ -130,7 +127,7 @@ static void release(tddp_launch_agent *agent)
     tddp_bytes_free(&agent->record.json.text);
     tddp_launch_timers_close(agent->timers);
     tddp_launch_output_free(agent->output);
-    free(agent->job.binding.sets);
+    free(agent->job.cpus);
     tddp_launch_console_close(&agent->console);
     tddp_launch_loop_free(&agent->loop);
 }

@@ -32,7 +32,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
         .files = &agent->files,
         /* One reader at most: two would tear the input between them. */
         .has_input = local_rank == 0,
-        .cpus = agent->job.binding.sets ? &agent->job.binding.sets[local_rank] : NULL,
+        .cpus = agent->job.cpus ? &agent->job.cpus[local_rank] : NULL,
         .terminal_group =
             agent->terminal.present && out_fd == STDOUT_FILENO ? agent->terminal.group : 0,
         .output_fds = {out_fd, tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_ERR)},

@@ -115,9 +115,6 @@ static tddp_status on_pipe(void *data, int events)
     do {
         got = read(route->source.fd, read_bytes, sizeof read_bytes);
     } while (got < 0 && errno == EINTR);
-    if (got < 0 && errno == EAGAIN) {
-        return TDDP_OK;
-    }
     return got > 0 ? tddp_launch_route_take(route, read_bytes, (size_t)got, false)
                    : end_pipe(route);
 }

@@ -1,7 +1,8 @@
 /*
- * One worker: a process in a session of its own, the pipes its output comes through, unless it was
- * given a file for it, and the file in which it reports its error, in PyTorch's format. A worker
- * that has the terminal to itself stays in torchrun's session.
+ * One worker: a process in a session of its own, with torchrun's environment and what PyTorch's
+ * workers expect; the pipes its output comes through, unless it was given a file for it; and the
+ * file in which it reports its error, in PyTorch's format. A worker that has the terminal to itself
+ * stays in torchrun's session.
  */
 #ifndef TDDP_LAUNCH_WORKER_H
 #define TDDP_LAUNCH_WORKER_H
@@ -14,6 +15,30 @@
 #include "launch/output/output.h"
 #include "launch/workers/machine.h"
 #include "launch/workers/signals.h"
+#include "launch/world.h"
+
+/* --- environment.c --------------------------------------------------------------------------- */
+
+/* What is the same for all workers beside the world. */
+typedef struct tddp_launch_job {
+    const tddp_launch_options *options; /* borrowed */
+    const char *run_id;                 /* borrowed; set by the caller */
+    const char *timer_file;             /* borrowed; NULL: workers can have no timers */
+    const tddp_launch_devices *devices; /* borrowed; tddp_launch_count_processes() found them */
+    tddp_launch_cpus *cpus;             /* of each worker, free(); NULL: none is bound */
+    int threads;                        /* a worker's share of the cores; at least 1 */
+} tddp_launch_job;
+
+/* Looks at the machine for `local_size` workers. Errors: TDDP_INVALID_ARGUMENT (a binding that is
+ * not possible), TDDP_UNAVAILABLE (hwloc), TDDP_OUT_OF_MEMORY. */
+TDDP_NODISCARD tddp_status tddp_launch_job_prepare(const tddp_launch_options *options,
+                                                   const tddp_launch_devices *devices,
+                                                   int local_size, tddp_launch_job *out);
+
+/* envp for one worker: free(), which frees its texts too. `error_file` may be NULL. NULL if memory
+ * is short. */
+char **tddp_launch_environment(const tddp_launch_world *world, const tddp_launch_job *job,
+                               int local_rank, const char *error_file);
 
 /* --- error_file.c ---------------------------------------------------------------------------- */
 
@@ -33,13 +58,12 @@ typedef struct tddp_launch_error {
  */
 void tddp_launch_error_parse(const char *text, size_t size, tddp_launch_error *out);
 
-/* The same from a file; if there is none, that is missing as `none` says. Never waits, whatever
- * stands there. */
-void tddp_launch_error_read(const char *path, const char *none, tddp_launch_error *out);
+/* The same from a file; nothing is changed if there is none. Never waits, whatever stands there. */
+void tddp_launch_error_read(const char *path, tddp_launch_error *out);
 
 void tddp_launch_error_free(tddp_launch_error *error);
 
-/* --- terminal.c ------------------------------------------------------------------------------ */
+/* --- worker.c -------------------------------------------------------------------------------- */
 
 /* The terminal that torchrun was started on. */
 typedef struct tddp_launch_terminal {
@@ -52,12 +76,10 @@ typedef struct tddp_launch_terminal {
 /* Looks at the standard descriptors of this process, whose parent the user's shell knows. */
 void tddp_launch_terminal_look(tddp_launch_terminal *out);
 
-/* After a worker that had the terminal was killed, within a debugger say: puts back the state, and
+/* After a worker that had the terminal was killed, as within a debugger: puts back the state, and
  * the foreground group if that is a dead one. Does nothing while the terminal is somebody else's.
  * With SIGTTOU blocked. */
 void tddp_launch_terminal_restore(const tddp_launch_terminal *terminal);
-
-/* --- worker.c -------------------------------------------------------------------------------- */
 
 typedef struct tddp_launch_worker {
     pid_t pid; /* also its session and process group but with the terminal; 0: not started */
@@ -65,7 +87,7 @@ typedef struct tddp_launch_worker {
     int local_rank;
     bool alive;
     bool has_terminal;            /* it is in torchrun's process group */
-    bool ended_by_us;             /* it was told to end before it ended */
+    bool ended_by_us;             /* it was sent a signal to end before it ended */
     bool out_of_memory;           /* the kernel killed it for want of memory */
     int wait_status;              /* once it is not alive */
     struct timespec ended;        /* wall clock */
