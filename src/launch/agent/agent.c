@@ -56,8 +56,8 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent)
     for (int i = 0; i < agent->count; i++) {
         if (status != TDDP_OK || start_worker(agent, i) != TDDP_OK) {
             if (agent->rendezvous) {
-                tddp_launch_rendezvous_report(agent->rendezvous, TDDP_LAUNCH_NODE_FAILED,
-                                              tddp_error_message());
+                tddp_launch_rendezvous_request(agent->rendezvous, TDDP_LAUNCH_REQUEST_FAILED,
+                                               tddp_error_message());
             }
             tddp_launch_agent_fail(agent);
             return;
@@ -149,7 +149,7 @@ static void start_next_round(tddp_launch_agent *agent)
     agent->phase = TDDP_LAUNCH_JOINING;
     agent->deadline = INT64_MAX;
     if (agent->rendezvous) {
-        tddp_launch_rendezvous_again(agent->rendezvous);
+        tddp_launch_rendezvous_request(agent->rendezvous, TDDP_LAUNCH_REQUEST_AGAIN, "");
     } else {
         start_alone(agent, agent->world.restart + 1);
     }

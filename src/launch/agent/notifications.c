@@ -127,5 +127,5 @@ void tddp_launch_agent_send_leave(const tddp_launch_agent *agent, const char *wh
         (void)snprintf(node, sizeof node, "node %d", agent->world.node_rank);
     }
     (void)snprintf(text, sizeof text, "%s %s", node, what);
-    tddp_launch_rendezvous_report(agent->rendezvous, TDDP_LAUNCH_NODE_LEAVE, text);
+    tddp_launch_rendezvous_request(agent->rendezvous, TDDP_LAUNCH_REQUEST_LEAVE, text);
 }

@@ -138,9 +138,10 @@ static void tell_failure(tddp_launch_agent *agent, const tddp_launch_worker *roo
 {
     char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
     if (agent->rendezvous) {
-        tddp_launch_rendezvous_report(
+        tddp_launch_rendezvous_request(
             agent->rendezvous,
-            root->error.consequence ? TDDP_LAUNCH_NODE_FAILED_AFTER_PEER : TDDP_LAUNCH_NODE_FAILED,
+            root->error.consequence ? TDDP_LAUNCH_REQUEST_FAILED_AFTER_PEER
+                                    : TDDP_LAUNCH_REQUEST_FAILED,
             tddp_launch_report_summary(agent->workers, agent->count, agent->world.node_rank, text,
                                        sizeof text));
     }
@@ -348,7 +349,7 @@ static void all_succeeded(tddp_launch_agent *agent)
 {
     if (agent->rendezvous) {
         enter(agent, TDDP_LAUNCH_LINGERING, -1);
-        tddp_launch_rendezvous_report(agent->rendezvous, TDDP_LAUNCH_NODE_DONE, "");
+        tddp_launch_rendezvous_request(agent->rendezvous, TDDP_LAUNCH_REQUEST_DONE, "");
     } else {
         tddp_launch_agent_sweep(agent);
     }

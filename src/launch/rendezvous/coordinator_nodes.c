@@ -73,7 +73,7 @@ static void leave_trace(tddp_launch_coordinator *coordinator, const tddp_launch_
     }
     tddp_launch_trace *trace = &doc->traces[doc->trace_count++];
     trace->rank = node->rank;
-    memcpy(trace->host, node->entry.host, sizeof trace->host);
+    memcpy(trace->host, node->entry.self.host, sizeof trace->host);
     coordinator->changed = true;
 }
 
@@ -101,17 +101,18 @@ static void do_without(tddp_launch_coordinator *coordinator, bool left, bool was
                        const char *text)
 {
     tddp_launch_how last = left ? TDDP_LAUNCH_HOW_STOPPED : TDDP_LAUNCH_HOW_FAILED;
-    bool no_other_comes = left && (coordinator->opts.fixed || coordinator->doc.round >= 0);
+    bool no_other_comes = left && (coordinator->opts.options->backend == TDDP_LAUNCH_STATIC ||
+                                   coordinator->doc.round >= 0);
     if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_RUNNING && was_in) {
         if (was_done) {
             tddp_launch_coordinator_check_done(coordinator);
-        } else if (coordinator->opts.elastic) {
+        } else if (coordinator->elastic) {
             tddp_launch_coordinator_end_round(coordinator, TDDP_LAUNCH_HOW_CHANGED, text);
         } else {
             tddp_launch_coordinator_charge_restart(coordinator, last, text);
         }
     } else if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_GATHERING && no_other_comes &&
-               !coordinator->opts.elastic && !tddp_launch_coordinator_has_restart(coordinator)) {
+               !coordinator->elastic && !tddp_launch_coordinator_has_restart(coordinator)) {
         tddp_launch_coordinator_end_job(coordinator, last, text);
     }
 }
@@ -121,7 +122,7 @@ static void end_with_host(tddp_launch_coordinator *coordinator, const char *text
 {
     char whole[HOST_TEXT_BYTES];
     (void)snprintf(whole, sizeof whole, "%.256s%s", text,
-                   coordinator->opts.elastic
+                   coordinator->elastic
                        ? ", and with it the coordinator; a job with --rdzv-backend=etcd "
                          "survives that"
                        : "");
@@ -138,8 +139,8 @@ void tddp_launch_coordinator_leave(tddp_launch_coordinator *coordinator,
     leave_trace(coordinator, node);
     node->status = TDDP_LAUNCH_OUT;
     node->in = node->ready = false;
-    drop_note(coordinator, node->entry.id);
-    if (node->entry.hosting && !coordinator->opts.hands_over) {
+    drop_note(coordinator, node->entry.self.id);
+    if (node->entry.self.hosting && coordinator->opts.options->backend != TDDP_LAUNCH_ETCD) {
         end_with_host(coordinator, text);
     } else if (member) {
         do_without(coordinator, true, was_in, node->done, text);
@@ -154,12 +155,12 @@ static void describe_loss(const tddp_launch_coordinator *coordinator,
     if (node->rank >= 0) {
         (void)snprintf(rank, sizeof rank, "node %d", node->rank);
     }
-    if (coordinator->opts.silence_s > 0) {
+    if (coordinator->opts.times->silence_ms > 0) {
         (void)snprintf(silence, sizeof silence, ", or has been silent for %d s",
-                       coordinator->opts.silence_s);
+                       (int)(coordinator->opts.times->silence_ms / 1000));
     }
     (void)snprintf(text, size, "%s is lost: its torchrun is gone%s (%.200s pid %lld)", rank,
-                   silence, node->entry.host, (long long)node->entry.pid);
+                   silence, node->entry.self.host, (long long)node->entry.self.pid);
 }
 
 static void remove_node(tddp_launch_coordinator *coordinator, int index)
@@ -175,7 +176,7 @@ static void drop_notes(tddp_launch_coordinator *coordinator)
     for (int i = coordinator->doc.note_count - 1; i >= 0; i--) {
         bool here = false;
         for (int j = 0; j < coordinator->count && !here; j++) {
-            here = strcmp(coordinator->nodes[j].entry.id, coordinator->doc.notes[i].id) == 0;
+            here = strcmp(coordinator->nodes[j].entry.self.id, coordinator->doc.notes[i].id) == 0;
         }
         if (!here) {
             drop_note(coordinator, coordinator->doc.notes[i].id);
@@ -186,11 +187,11 @@ static void drop_notes(tddp_launch_coordinator *coordinator)
 int64_t tddp_launch_coordinator_lost_at(const tddp_launch_coordinator *coordinator,
                                         const tddp_launch_participant *node)
 {
-    const tddp_launch_coordinator_opts *opts = &coordinator->opts;
-    bool patient = node->adopted || node->missing_ns < coordinator->patient_ns;
-    return node->missing_ns + (node->status == TDDP_LAUNCH_OUT ? 0
-                               : patient                       ? opts->takeover_ns
-                                                               : opts->return_ns);
+    const tddp_launch_times *times = coordinator->opts.times;
+    return node->status == TDDP_LAUNCH_OUT
+               ? node->missing_ns
+               : tddp_deadline_from(node->missing_ns,
+                                    node->adopted ? times->takeover_ms : times->reconnect_ms);
 }
 
 void tddp_launch_coordinator_remove_lost(tddp_launch_coordinator *coordinator)
@@ -224,7 +225,7 @@ static void refuse(tddp_launch_coordinator *coordinator, tddp_launch_participant
                    const char *text)
 {
     node->status = TDDP_LAUNCH_OUT;
-    add_note(coordinator, node->entry.id, true, text);
+    add_note(coordinator, node->entry.self.id, true, text);
 }
 
 /* Whether a node has answered since another came, which asks all to. */
@@ -245,10 +246,10 @@ static void ask_all(tddp_launch_coordinator *coordinator, tddp_launch_participan
 static tddp_launch_participant *same_rank(tddp_launch_coordinator *coordinator,
                                           const tddp_launch_participant *newcomer)
 {
-    int wanted = newcomer->entry.node_rank;
+    int wanted = newcomer->entry.self.node_rank;
     for (int i = 0; i < coordinator->count && wanted >= 0; i++) {
         tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node != newcomer && node->entry.node_rank == wanted &&
+        if (node != newcomer && node->entry.self.node_rank == wanted &&
             (node->status == TDDP_LAUNCH_SPARE || node->status == TDDP_LAUNCH_MEMBER)) {
             return node;
         }
@@ -273,9 +274,9 @@ static void admit(tddp_launch_coordinator *coordinator, tddp_launch_participant 
     char name[TDDP_LAUNCH_LIST_BYTES];
     char text[TDDP_LAUNCH_LIST_BYTES + 32];
     node->status = TDDP_LAUNCH_MEMBER;
-    drop_note(coordinator, node->entry.id);
-    if (node->rank < 0 && node->entry.node_rank < 0) {
-        node->rank = take_trace(coordinator, node->entry.host);
+    drop_note(coordinator, node->entry.self.id);
+    if (node->rank < 0 && node->entry.self.node_rank < 0) {
+        node->rank = take_trace(coordinator, node->entry.self.host);
     }
     if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_RUNNING) {
         (void)snprintf(text, sizeof text, "%s has come", tddp_launch_coordinator_name(node, name));
@@ -292,7 +293,7 @@ static void make_spare(tddp_launch_coordinator *coordinator, tddp_launch_partici
         (void)snprintf(text, sizeof text,
                        "the job \"%.200s\" at %.200s has its %d nodes: this one waits for a place "
                        "that comes free",
-                       opts->run_id, opts->where, opts->max_nodes);
+                       opts->run_id, opts->where, opts->options->max_nodes);
     } else {
         (void)snprintf(
             text, sizeof text,
@@ -301,7 +302,7 @@ static void make_spare(tddp_launch_coordinator *coordinator, tddp_launch_partici
             opts->run_id, opts->where);
     }
     node->status = TDDP_LAUNCH_SPARE;
-    add_note(coordinator, node->entry.id, false, text);
+    add_note(coordinator, node->entry.self.id, false, text);
 }
 
 /* A newcomer asks for a rank that another node has. */
@@ -314,7 +315,8 @@ static void place_same_rank(tddp_launch_coordinator *coordinator, tddp_launch_pa
         (void)snprintf(text, sizeof text,
                        "--node-rank=%d is taken already by %.200s pid %lld; expected another rank "
                        "on each node",
-                       node->entry.node_rank, other->entry.host, (long long)other->entry.pid);
+                       node->entry.self.node_rank, other->entry.self.host,
+                       (long long)other->entry.self.pid);
         refuse(coordinator, node, text);
     }
 }
@@ -330,7 +332,7 @@ static void place_where_none_is_free(tddp_launch_coordinator *coordinator,
         (void)snprintf(text, sizeof text,
                        "the job \"%.200s\" at %.200s has its %d nodes already; start more with a "
                        "larger --nnodes on all of them",
-                       opts->run_id, opts->where, opts->max_nodes);
+                       opts->run_id, opts->where, opts->options->max_nodes);
         refuse(coordinator, node, text);
     }
 }
@@ -339,7 +341,8 @@ static void place_where_none_is_free(tddp_launch_coordinator *coordinator,
 static void place(tddp_launch_coordinator *coordinator, tddp_launch_participant *node)
 {
     const tddp_launch_participant *other = same_rank(coordinator, node);
-    bool full = tddp_launch_coordinator_members(coordinator) >= coordinator->opts.max_nodes;
+    bool full =
+        tddp_launch_coordinator_members(coordinator) >= coordinator->opts.options->max_nodes;
     if (node->status == TDDP_LAUNCH_PENDING && other) {
         place_same_rank(coordinator, node, other);
     } else if (!full && !coordinator->finishing) {
@@ -347,8 +350,7 @@ static void place(tddp_launch_coordinator *coordinator, tddp_launch_participant 
         if (node->ready || coordinator->doc.stage != TDDP_LAUNCH_STAGE_RUNNING) {
             admit(coordinator, node);
         }
-    } else if (full && !coordinator->opts.elastic &&
-               !tddp_launch_coordinator_has_restart(coordinator)) {
+    } else if (full && !coordinator->elastic && !tddp_launch_coordinator_has_restart(coordinator)) {
         place_where_none_is_free(coordinator, node);
     } else if (node->status == TDDP_LAUNCH_PENDING) {
         ask_all(coordinator, node);
@@ -397,8 +399,9 @@ void tddp_launch_coordinator_join(tddp_launch_coordinator *coordinator,
     tddp_launch_participant *node = &coordinator->nodes[coordinator->count++];
     *node = (tddp_launch_participant){
         .entry = *entry,
-        .status = tddp_launch_coordinator_has_refused(coordinator, entry->id) ? TDDP_LAUNCH_OUT
-                                                                              : TDDP_LAUNCH_PENDING,
+        .status = tddp_launch_coordinator_has_refused(coordinator, entry->self.id)
+                      ? TDDP_LAUNCH_OUT
+                      : TDDP_LAUNCH_PENDING,
         .rank = entry->rank,
         .round = entry->round,
         .ready = entry->ready > entry->round,

@@ -39,13 +39,13 @@ enum { TDDP_LAUNCH_MOST_TRACES = 256 };
 
 struct tddp_launch_coordinator {
     tddp_launch_coordinator_opts opts;
+    bool elastic; /* nodes come and leave without a restart */
     tddp_launch_state doc;
     bool changed;                   /* the document, in the call under way */
     tddp_launch_participant *nodes; /* in the order in which they came */
     int count;
     bool adopted;         /* none of the document's nodes was seen yet */
     bool finishing;       /* someone is done with the running round */
-    int64_t patient_ns;   /* until when a node that is missing has takeover_ns; 0: no node has */
     int64_t gathering_ns; /* since when */
     int64_t enough_ns;    /* since when there are enough for a round; 0: there are not */
     int64_t report_ns;    /* when to report next */

@@ -32,13 +32,13 @@ const char *tddp_launch_coordinator_name(const tddp_launch_participant *node,
                                          char text[TDDP_LAUNCH_LIST_BYTES])
 {
     text[0] = '\0';
-    int rank = node->rank >= 0 ? node->rank : node->entry.node_rank;
+    int rank = node->rank >= 0 ? node->rank : node->entry.self.node_rank;
     if (rank >= 0) {
         add(text, "node %d", rank);
     } else {
         add(text, "a node");
     }
-    add(text, " (%s pid %lld)", node->entry.host, (long long)node->entry.pid);
+    add(text, " (%s pid %lld)", node->entry.self.host, (long long)node->entry.self.pid);
     return text;
 }
 
@@ -63,7 +63,7 @@ static bool has_rank(const tddp_launch_coordinator *coordinator, int rank)
 {
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        int its = node->entry.node_rank >= 0 ? node->entry.node_rank : node->rank;
+        int its = node->entry.self.node_rank >= 0 ? node->entry.self.node_rank : node->rank;
         if (node->status == TDDP_LAUNCH_MEMBER && its == rank) {
             return true;
         }
@@ -78,15 +78,15 @@ static int list_missing(const tddp_launch_coordinator *coordinator, char *text)
     text[0] = '\0';
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node->status == TDDP_LAUNCH_MEMBER && node->entry.node_rank < 0 && node->rank < 0 &&
-            !node->entry.hosting) {
+        if (node->status == TDDP_LAUNCH_MEMBER && node->entry.self.node_rank < 0 &&
+            node->rank < 0 && !node->entry.self.hosting) {
             return 0;
         }
     }
     for (int rank = 0; rank < tddp_launch_coordinator_needed(coordinator); rank++) {
         bool hosts = rank == 0 && coordinator->doc.round < 0 && coordinator->count > 0 &&
-                     coordinator->nodes[0].entry.hosting &&
-                     coordinator->nodes[0].entry.node_rank < 0;
+                     coordinator->nodes[0].entry.self.hosting &&
+                     coordinator->nodes[0].entry.self.node_rank < 0;
         if (!hosts && !has_rank(coordinator, rank)) {
             add(text, "%s%d", missing++ ? ", " : "", rank);
         }
@@ -113,7 +113,7 @@ static void report_absent(tddp_launch_coordinator *coordinator, int absent, cons
 {
     char missing[TDDP_LAUNCH_LIST_BYTES];
     int ranks = list_missing(coordinator, missing);
-    bool more = coordinator->opts.max_nodes > tddp_launch_coordinator_needed(coordinator);
+    bool more = coordinator->opts.options->max_nodes > tddp_launch_coordinator_needed(coordinator);
     report(coordinator, "waiting at %s for %d of %s%d nodes%s%s%s; here: %s",
            coordinator->opts.where, absent, more ? "at least " : "",
            tddp_launch_coordinator_needed(coordinator),
@@ -140,11 +140,12 @@ void tddp_launch_coordinator_report_waiting(tddp_launch_coordinator *coordinator
                unready);
     } else if (coordinator->enough_ns != 0) {
         int64_t left =
-            coordinator->enough_ns + coordinator->opts.last_call_ns - coordinator->now_ns;
+            tddp_deadline_from(coordinator->enough_ns, coordinator->opts.times->last_call_ms) -
+            coordinator->now_ns;
         report(coordinator,
                "%d of up to %d nodes have come to %s (%s); the workers start in %lld s, or once "
                "all have come",
-               count, coordinator->opts.max_nodes, coordinator->opts.where, here,
+               count, coordinator->opts.options->max_nodes, coordinator->opts.where, here,
                (long long)((left + TDDP_NS_PER_S - 1) / TDDP_NS_PER_S));
     }
 }
@@ -155,7 +156,7 @@ void tddp_launch_coordinator_describe_missing(const tddp_launch_coordinator *coo
     char here[TDDP_LAUNCH_LIST_BYTES];
     char other[TDDP_LAUNCH_LIST_BYTES];
     const char *where = coordinator->opts.where;
-    long long seconds = coordinator->opts.join_timeout_ns / TDDP_NS_PER_S;
+    long long seconds = coordinator->opts.times->join_ms / 1000;
     int needed = tddp_launch_coordinator_needed(coordinator);
     int count = list_nodes(coordinator, false, here);
     if (count >= needed && list_nodes(coordinator, true, other) > 0) {

@@ -57,7 +57,7 @@ static void describe_tried(const tddp_launch_node *node, const char *why, char t
 static void notify(tddp_launch_node *node, char *line)
 {
     if (line) {
-        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, line);
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, line);
     }
     free(line);
 }
@@ -150,14 +150,14 @@ static void note_silent(tddp_launch_node *node, search *s)
  * without a restart left nothing comes after it. */
 static void note_failure(tddp_launch_node *node)
 {
-    bool failed = node->requests.failed || node->entry.failed == node->entry.round;
+    bool failed = node->report_failure_at != INT64_MAX || node->entry.failed == node->entry.round;
     if (node->part != TDDP_LAUNCH_WORKING || !failed) {
         return;
     }
     node->entry.failed = node->entry.round;
     node->entry_changed = true;
     if (node->world.restart >= node->options->max_restarts) {
-        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_ENDED, node->entry.text);
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_ENDED, node->entry.text);
         node->over = true;
     } else {
         tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_FAILED, node->entry.text);
@@ -213,10 +213,11 @@ static void find_address(tddp_launch_node *node)
     tddp_launch_entry *entry = &node->entry;
     tddp_status status = TDDP_SYSTEM;
     for (int i = 0; i < node->options->endpoint_count && status != TDDP_OK; i++) {
-        status = tddp_launch_address_towards(node->options->endpoints[i].host, NULL, entry->addr);
+        status =
+            tddp_launch_address_towards(node->options->endpoints[i].host, NULL, entry->self.addr);
     }
     if (status != TDDP_OK) {
-        (void)snprintf(entry->addr, sizeof entry->addr, "%s", tddp_net_loopback());
+        (void)snprintf(entry->self.addr, sizeof entry->self.addr, "%s", tddp_net_loopback());
     }
 }
 
@@ -249,7 +250,7 @@ bool tddp_launch_node_connect(tddp_launch_node *node, const char *reason)
         .host_at = tddp_deadline_after_ms(HOST_EVERY_MS),
     };
     for (;;) {
-        if (node->requests.leave || node->requests.quit) {
+        if (node->leave || node->quit) {
             node->over = true;
             return false;
         }

@@ -83,7 +83,7 @@ static tddp_status serve_unless_served(tddp_launch_node *node)
         return TDDP_OUT_OF_MEMORY;
     }
     bool found = find_store(node);
-    bool told_to_end = node->requests.leave || node->requests.quit;
+    bool told_to_end = node->leave || node->quit;
     node->candidate = found;
     status = found || told_to_end ? TDDP_OK : tddp_fail(TDDP_ADDRESS_IN_USE, "%s", reason);
     free(reason);

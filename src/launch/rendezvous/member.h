@@ -7,6 +7,8 @@
 #ifndef TDDP_LAUNCH_MEMBER_H
 #define TDDP_LAUNCH_MEMBER_H
 
+#include <pthread.h>
+
 #include <tddp/store.h>
 
 #include "base/base.h"
@@ -15,30 +17,12 @@
 #include "launch/rendezvous/coordinator.h"
 #include "launch/rendezvous/rendezvous.h"
 
-/* What the agent wants of the thread. */
+/* What the agent has told, until the thread takes it. */
 typedef struct tddp_launch_requests {
-    bool done;
-    bool failed;
-    bool after_peer; /* with `failed`: others know more, so they have the message first */
-    bool leave;
-    bool again;
-    bool quit;
-    char failure[TDDP_LAUNCH_NOTIFICATION_BYTES];
-    char leave_text[256];
+    bool flags[TDDP_LAUNCH_REQUESTS];
+    char failure[TDDP_LAUNCH_TEXT_BYTES];
+    char leave_text[TDDP_LAUNCH_NAME_BYTES];
 } tddp_launch_requests;
-
-/* --- rendezvous.c: the rendezvous ---------------------------------------------------------------
- */
-
-/* Takes the requests that came since the last time, and calms the cancel token; `quit` stays. */
-tddp_launch_requests tddp_launch_rendezvous_requests(tddp_launch_rendezvous *rendezvous);
-
-/* News for the agent; `world` only for JOINED. */
-void tddp_launch_rendezvous_send_notification(tddp_launch_rendezvous *rendezvous,
-                                              tddp_launch_notification notification,
-                                              const tddp_launch_world *world, const char *text);
-
-/* --- the node -------------------------------------------------------------------------------- */
 
 typedef enum tddp_launch_part {
     TDDP_LAUNCH_AWAITING, /* no round: one is waited for */
@@ -46,15 +30,24 @@ typedef enum tddp_launch_part {
     TDDP_LAUNCH_WORKING,  /* the agent was told to start its workers */
 } tddp_launch_part;
 
-typedef struct tddp_launch_node {
+typedef struct tddp_launch_rendezvous {
+    /* What passes between the agent and the thread, under `lock`. Each side has a token that wakes
+     * it, triggered and calmed under the lock, so that nothing is missed. */
+    pthread_t thread;
+    pthread_mutex_t lock;
+    tddp_cancel *cancel;   /* the thread's: triggered with every request */
+    tddp_cancel *notified; /* the agent's: notifications are queued, or the thread has ended */
+    tddp_launch_requests asked;
+    struct tddp_launch_queued *first; /* notifications */
+    struct tddp_launch_queued **last_link;
+    bool thread_over;
+    /* The thread's own from here on. */
     const tddp_launch_options *options;
     tddp_launch_times times;
     const char *run_id;
     char job[TDDP_LAUNCH_JOB_BYTES];         /* the settings that all nodes share */
     char where[TDDP_LAUNCH_HOST_BYTES + 32]; /* the endpoint, for texts */
     int local_size;
-    tddp_launch_rendezvous *rendezvous;
-    tddp_cancel *cancel; /* triggered with every request */
     tddp_launch_link link;
     tddp_store_server *host; /* NULL: this node does not serve the endpoint's store */
     bool candidate;          /* it may lead */
@@ -69,14 +62,15 @@ typedef struct tddp_launch_node {
     tddp_launch_entry entry; /* as it is to be written */
     bool entry_changed;      /* and was not yet */
     tddp_launch_part part;
-    bool clear;   /* no worker of it is left */
-    bool was_in;  /* a job was seen under way */
-    bool refused; /* the job has not taken it, or not again */
-    bool ended;   /* the job has ended */
-    bool over;    /* nothing more is to be done but to take leave */
-    tddp_launch_requests requests;
-    int64_t report_failure_at; /* when a failure that others may know more of is told; INT64_MAX:
-                                  none */
+    bool clear;                /* no worker of it is left */
+    bool was_in;               /* a job was seen under way */
+    bool refused;              /* the job has not taken it, or not again */
+    bool ended;                /* the job has ended */
+    bool over;                 /* nothing more is to be done but to take leave */
+    bool leave;                /* it was told to */
+    bool quit;                 /* and not to wait for anything */
+    int64_t report_failure_at; /* when a worker's failure is told, of which others may know more;
+                                  INT64_MAX: none is to be */
     int64_t beat_at;
     int64_t heard_ns;  /* when a sign of life of this node was answered last */
     int64_t began_ns;  /* since when a round, or a leader, is waited for */
@@ -91,27 +85,21 @@ typedef struct tddp_launch_node {
     tddp_store_server *workers; /* rank 0's node: the workers' store */
 } tddp_launch_node;
 
-/* Errors: TDDP_OUT_OF_MEMORY, TDDP_SYSTEM. Caller: tddp_launch_node_free(). */
-TDDP_NODISCARD tddp_status tddp_launch_node_create(const tddp_launch_options *options,
-                                                   const tddp_launch_times *times,
-                                                   const char *run_id, int local_size,
-                                                   tddp_launch_rendezvous *rendezvous,
-                                                   tddp_cancel *cancel, tddp_launch_node **out);
-void tddp_launch_node_free(tddp_launch_node *node);
+/* --- rendezvous.c ----------------------------------------------------------------------------- */
+
+/* News for the agent; its world goes along with JOINED. */
+void tddp_launch_node_notify(tddp_launch_node *node, tddp_launch_notification notification,
+                             const char *text);
+
+/* --- member.c, for the others ---------------------------------------------------------------- */
 
 /* Takes part until the job is over for this node; the agent has all notifications then. */
 void tddp_launch_node_run(tddp_launch_node *node);
 
-/* --- member.c, for the others ---------------------------------------------------------------- */
-
 /* Takes new requests in; false if the node is to go. */
 bool tddp_launch_node_take_requests(tddp_launch_node *node);
 
-/* Tell the agent. */
-void tddp_launch_node_send_notification(tddp_launch_node *node,
-                                        tddp_launch_notification notification, const char *text);
-
-/* Tells it why nothing more can be done here. */
+/* Tells the agent why nothing more can be done here. */
 void tddp_launch_node_give_up(tddp_launch_node *node, const char *text);
 
 /* --- leader.c -------------------------------------------------------------------------------- */

@@ -40,7 +40,7 @@ static tddp_status choose_address(tddp_launch_node *node, const tddp_launch_stat
 {
     tddp_launch_entry *entry = &node->entry;
     if (node->options->local_addr) {
-        memcpy(entry->master_addr, entry->addr, sizeof entry->master_addr);
+        memcpy(entry->master_addr, entry->self.addr, sizeof entry->master_addr);
         return TDDP_OK;
     }
     const char **others = tddp_alloc_array((size_t)doc->count, sizeof *others);
@@ -50,7 +50,7 @@ static tddp_status choose_address(tddp_launch_node *node, const tddp_launch_stat
     for (int i = 0; i < doc->count; i++) {
         others[i] = doc->members[i].addr;
     }
-    tddp_launch_address_choose(entry->addr, others, (size_t)doc->count, node->cancel,
+    tddp_launch_address_choose(entry->self.addr, others, (size_t)doc->count, node->cancel,
                                entry->master_addr);
     free(others);
     return TDDP_OK;

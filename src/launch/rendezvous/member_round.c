@@ -19,12 +19,11 @@ void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_notificatio
                                  const char *text)
 {
     if (node->part == TDDP_LAUNCH_WORKING) {
-        tddp_launch_node_send_notification(node, notification, text);
+        tddp_launch_node_notify(node, notification, text);
     } else if (node->part == TDDP_LAUNCH_ENTERING) {
-        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, text);
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, text);
     }
     node->part = TDDP_LAUNCH_AWAITING;
-    node->requests.failed = false;
     node->report_failure_at = INT64_MAX;
     node->began_ns = tddp_now_ns();
 }
@@ -42,8 +41,7 @@ static void begin_work(tddp_launch_node *node)
 {
     node->part = TDDP_LAUNCH_WORKING;
     node->clear = false;
-    tddp_launch_rendezvous_send_notification(node->rendezvous, TDDP_LAUNCH_NOTIFICATION_JOINED,
-                                             &node->world, "");
+    tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_JOINED, "");
 }
 
 void tddp_launch_node_reach_master(tddp_launch_node *node)
@@ -56,7 +54,7 @@ void tddp_launch_node_reach_master(tddp_launch_node *node)
     node->reach_began_ns = node->reach_began_ns ? node->reach_began_ns : tddp_now_ns();
     tddp_status reached =
         tddp_launch_address_check(world->master_addr, world->master_port, node->master_host,
-                                  node->entry.addr, TRY_MS, node->cancel);
+                                  node->entry.self.addr, TRY_MS, node->cancel);
     int64_t limit_ms = reached == TDDP_NETWORK ? HEAL_MS : REACH_MS;
     if (reached == TDDP_OK) {
         begin_work(node);
@@ -131,7 +129,7 @@ static void take_end(tddp_launch_node *node, const tddp_launch_state *doc)
         [TDDP_LAUNCH_HOW_STOPPED] = TDDP_LAUNCH_NOTIFICATION_STOPPED,
         [TDDP_LAUNCH_HOW_CHANGED] = TDDP_LAUNCH_NOTIFICATION_ENDED,
     };
-    tddp_launch_node_send_notification(node, notification[doc->ended_how], doc->ended_text);
+    tddp_launch_node_notify(node, notification[doc->ended_how], doc->ended_text);
     node->over = node->ended = true;
 }
 
@@ -142,7 +140,7 @@ static bool take_note(tddp_launch_node *node, const tddp_launch_state *doc)
 {
     for (int i = 0; i < doc->note_count; i++) {
         const tddp_launch_note *note = &doc->notes[i];
-        if (strcmp(note->id, node->entry.id) != 0) {
+        if (strcmp(note->id, node->entry.self.id) != 0) {
             continue;
         }
         if (note->refused) {
@@ -152,7 +150,7 @@ static bool take_note(tddp_launch_node *node, const tddp_launch_state *doc)
         }
         if (strcmp(node->spare_text, note->text) != 0) {
             memcpy(node->spare_text, note->text, sizeof node->spare_text);
-            tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, note->text);
+            tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, note->text);
         }
         return true;
     }
@@ -164,7 +162,7 @@ static void take_report(tddp_launch_node *node, const tddp_launch_state *doc)
 {
     bool known = node->started == doc->started;
     if (doc->report > node->reported && known) {
-        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, doc->status);
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, doc->status);
     }
     node->reported = doc->report;
     if (node->entry.probe != doc->probe) {
@@ -216,7 +214,7 @@ static bool is_other_job(tddp_launch_node *node, const tddp_launch_state *doc)
 
 tddp_status tddp_launch_node_follow(tddp_launch_node *node, const tddp_launch_state *doc)
 {
-    int rank = tddp_launch_state_rank(doc, node->entry.id);
+    int rank = tddp_launch_state_rank(doc, node->entry.self.id);
     bool running = doc->stage == TDDP_LAUNCH_STAGE_RUNNING && rank >= 0;
     bool mine = running && doc->round == node->entry.round;
     if (!take_note(node, doc) || is_other_job(node, doc)) {

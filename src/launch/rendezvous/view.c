@@ -34,7 +34,7 @@ static tddp_status add_entry(tddp_launch_view *view, tddp_slice id, tddp_slice v
         return TDDP_OK;
     }
     if (status == TDDP_OK) { /* no two have the same */
-        (void)snprintf(entry->id, sizeof entry->id, "%.*s", (int)id.size, id.data);
+        (void)snprintf(entry->self.id, sizeof entry->self.id, "%.*s", (int)id.size, id.data);
         view->count++;
     }
     return status;

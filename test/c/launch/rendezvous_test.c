@@ -103,9 +103,9 @@ static void host_rendezvous(void)
         tddp_launch_notification notification = next_of(hosting);
         if (notification == TDDP_LAUNCH_NOTIFICATION_FAILED ||
             notification == TDDP_LAUNCH_NOTIFICATION_CHANGED) {
-            tddp_launch_rendezvous_again(hosting);
+            tddp_launch_rendezvous_request(hosting, TDDP_LAUNCH_REQUEST_AGAIN, "");
         } else if (notification == TDDP_LAUNCH_NOTIFICATION_JOINED) {
-            tddp_launch_rendezvous_report(hosting, TDDP_LAUNCH_NODE_DONE, "");
+            tddp_launch_rendezvous_request(hosting, TDDP_LAUNCH_REQUEST_DONE, "");
         } else if (notification != TDDP_LAUNCH_NOTIFICATION_STATUS) {
             CHECK_UNTIL(tddp_launch_rendezvous_over(hosting)); /* the others have read it too */
             tddp_launch_rendezvous_end(hosting);
@@ -170,7 +170,7 @@ TEST(a_host_that_stands_still)
         times.silence_ms = is_static ? 0 : 500;
         start_round();
         signal_host(SIGSTOP);
-        tddp_launch_rendezvous_report(node, TDDP_LAUNCH_NODE_DONE, "");
+        tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_DONE, "");
         CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
         CHECK_CONTAINS(text, "does not answer: ");
         signal_host(SIGCONT);
@@ -192,10 +192,10 @@ TEST(a_host_of_an_elastic_job_that_stands_still)
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_CHANGED);
     CHECK_CONTAINS(text, "the other nodes go on without this one");
     signal_host(SIGCONT);
-    tddp_launch_rendezvous_again(node);
+    tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_AGAIN, "");
     CHECK_INT(after_status(), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(world.restart, 0);
-    tddp_launch_rendezvous_report(node, TDDP_LAUNCH_NODE_DONE, "");
+    tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_DONE, "");
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_DONE);
     tear_down();
 }
@@ -207,13 +207,13 @@ TEST(a_failure_while_the_host_stands_still)
         set_up(2, restarts, 60);
         start_round();
         signal_host(SIGSTOP);
-        tddp_launch_rendezvous_report(node, TDDP_LAUNCH_NODE_FAILED, "rank 1: exit code 3");
+        tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_FAILED, "rank 1: exit code 3");
         CHECK_INT(after_status(),
                   restarts ? TDDP_LAUNCH_NOTIFICATION_FAILED : TDDP_LAUNCH_NOTIFICATION_ENDED);
         CHECK_TEXT(text, "rank 1: exit code 3");
         if (restarts) {
             signal_host(SIGCONT);
-            tddp_launch_rendezvous_again(node);
+            tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_AGAIN, "");
             CHECK_INT(after_status(), TDDP_LAUNCH_NOTIFICATION_JOINED);
             CHECK_INT(world.restart, 1);
         }
@@ -256,14 +256,14 @@ TEST(a_host_that_is_back_goes_on)
     int64_t generation = world.generation;
     end_host(SIGKILL);
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_CHANGED);
-    tddp_launch_rendezvous_again(node);
+    tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_AGAIN, "");
     host = second;
     CHECK_INT(write(go[1], "x", 1), 1);
     CHECK_INT(after_status(), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(world.round, 1);
     CHECK_INT(world.restart, 1);
     CHECK(world.generation > generation);
-    tddp_launch_rendezvous_report(node, TDDP_LAUNCH_NODE_DONE, "");
+    tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_DONE, "");
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_DONE);
     tear_down();
 }
