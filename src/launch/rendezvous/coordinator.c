@@ -9,6 +9,20 @@
 
 #include "launch/rendezvous/coordinator_state.h"
 
+/* A job of which nothing has happened yet. */
+static void begin_job(tddp_launch_coordinator *coordinator, int64_t version, int64_t generation)
+{
+    tddp_launch_state_free(&coordinator->doc);
+    coordinator->doc = (tddp_launch_state){.version = version,
+                                           .started = coordinator->opts.started,
+                                           .generation = generation,
+                                           .round = -1,
+                                           .over = -1};
+    (void)snprintf(coordinator->doc.job, sizeof coordinator->doc.job, "%s", coordinator->opts.job);
+    coordinator->changed = true;
+    tddp_launch_coordinator_gather(coordinator);
+}
+
 tddp_status tddp_launch_coordinator_create(const tddp_launch_coordinator_opts *opts, int64_t now_ns,
                                            tddp_launch_coordinator **out)
 {
@@ -18,16 +32,8 @@ tddp_status tddp_launch_coordinator_create(const tddp_launch_coordinator_opts *o
     }
     coordinator->opts = *opts;
     coordinator->elastic = tddp_launch_is_elastic(opts->options);
-    coordinator->doc = (tddp_launch_state){
-        .version = 1,
-        .started = opts->started,
-        .generation = opts->started,
-        .round = -1,
-        .over = -1,
-    };
-    (void)snprintf(coordinator->doc.job, sizeof coordinator->doc.job, "%s", opts->job);
-    coordinator->gathering_ns = now_ns;
-    coordinator->report_ns = tddp_deadline_from(now_ns, opts->times->report_ms);
+    coordinator->now_ns = now_ns;
+    begin_job(coordinator, 0, opts->started);
     *out = coordinator;
     return TDDP_OK;
 }
@@ -100,36 +106,10 @@ tddp_status tddp_launch_coordinator_adopt(tddp_launch_coordinator *coordinator,
     return TDDP_OK;
 }
 
-/* A new coordinator whose store is empty takes the document that a node brings along. */
-static void adopt_what_is_brought(tddp_launch_coordinator *coordinator,
-                                  const tddp_launch_entry *entry)
-{
-    tddp_launch_state brought;
-    if (!entry->last || coordinator->doc.round >= 0 || coordinator->adopted ||
-        coordinator->doc.stage != TDDP_LAUNCH_STAGE_GATHERING) {
-        return;
-    }
-    if (tddp_launch_state_read(entry->last, strlen(entry->last), &brought) != TDDP_OK) {
-        return; /* it is a newcomer then */
-    }
-    /* Who came before the document did is not among its members; they come again. */
-    coordinator->count = 0;
-    coordinator->doc.note_count = 0;
-    (void)!tddp_launch_coordinator_adopt(coordinator, &brought, coordinator->now_ns);
-}
-
 /* The whole job of the document is gone: another one begins. */
 static void forget_dead_job(tddp_launch_coordinator *coordinator)
 {
-    int64_t version = coordinator->doc.version;
-    int64_t generation = coordinator->doc.generation;
-    tddp_launch_state_free(&coordinator->doc);
-    coordinator->doc = (tddp_launch_state){.version = version,
-                                           .started = coordinator->opts.started,
-                                           .generation = generation + 1,
-                                           .round = -1,
-                                           .over = -1};
-    (void)snprintf(coordinator->doc.job, sizeof coordinator->doc.job, "%s", coordinator->opts.job);
+    begin_job(coordinator, coordinator->doc.version, coordinator->doc.generation + 1);
     int left = 0;
     for (int i = 0; i < coordinator->count; i++) {
         if (!coordinator->nodes[i].adopted) {
@@ -138,10 +118,6 @@ static void forget_dead_job(tddp_launch_coordinator *coordinator)
     }
     coordinator->count = left;
     coordinator->adopted = false;
-    coordinator->changed = true;
-    coordinator->gathering_ns = coordinator->now_ns;
-    coordinator->report_ns =
-        tddp_deadline_from(coordinator->now_ns, coordinator->opts.times->report_ms);
 }
 
 static void confirm_takeover(tddp_launch_coordinator *coordinator)
@@ -215,7 +191,6 @@ static void take_entry(tddp_launch_coordinator *coordinator, tddp_launch_partici
                        const tddp_launch_entry *entry)
 {
     node->entry = *entry;
-    node->entry.last = NULL;
     node->missing_ns = 0;
     node->adopted = false;
     if (node->status == TDDP_LAUNCH_OUT) {
@@ -253,9 +228,6 @@ static void take_new(tddp_launch_coordinator *coordinator, const tddp_launch_ent
     if (!fresh) {
         coordinator->status = TDDP_OUT_OF_MEMORY;
         return;
-    }
-    for (int i = 0; i < count; i++) {
-        adopt_what_is_brought(coordinator, &entries[i]);
     }
     for (int i = 0; i < count; i++) {
         tddp_launch_participant *node = find_node(coordinator, entries[i].self.id);

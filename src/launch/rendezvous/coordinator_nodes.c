@@ -406,7 +406,6 @@ void tddp_launch_coordinator_join(tddp_launch_coordinator *coordinator,
         .round = entry->round,
         .ready = entry->ready > entry->round,
     };
-    node->entry.last = NULL;
     if (strcmp(entry->job, coordinator->doc.job) != 0) {
         refuse_settings(coordinator, node);
     } else if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED && entry->round < 0) {

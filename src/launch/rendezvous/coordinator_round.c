@@ -168,6 +168,15 @@ void tddp_launch_coordinator_try_start(tddp_launch_coordinator *coordinator)
     }
 }
 
+void tddp_launch_coordinator_gather(tddp_launch_coordinator *coordinator)
+{
+    coordinator->doc.stage = TDDP_LAUNCH_STAGE_GATHERING;
+    coordinator->finishing = false;
+    coordinator->gathering_ns = coordinator->now_ns;
+    coordinator->report_ns =
+        tddp_deadline_from(coordinator->now_ns, coordinator->opts.times->report_ms);
+}
+
 /* --- ends ------------------------------------------------------------------------------------ */
 
 void tddp_launch_coordinator_end_job(tddp_launch_coordinator *coordinator, tddp_launch_how how,
@@ -185,7 +194,6 @@ void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tdd
                                        const char *text)
 {
     tddp_launch_state *doc = &coordinator->doc;
-    doc->stage = TDDP_LAUNCH_STAGE_GATHERING;
     doc->over = doc->round;
     doc->over_how = how;
     (void)snprintf(doc->over_text, sizeof doc->over_text, "%s", text);
@@ -196,11 +204,8 @@ void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tdd
             node->ready = node->entry.ready > node->round;
         }
     }
-    coordinator->finishing = false;
     coordinator->changed = true;
-    coordinator->gathering_ns = coordinator->now_ns;
-    coordinator->report_ns =
-        tddp_deadline_from(coordinator->now_ns, coordinator->opts.times->report_ms);
+    tddp_launch_coordinator_gather(coordinator);
 }
 
 bool tddp_launch_coordinator_has_restart(const tddp_launch_coordinator *coordinator)

@@ -23,7 +23,7 @@ typedef enum tddp_launch_node_status {
 } tddp_launch_node_status;
 
 typedef struct tddp_launch_participant {
-    tddp_launch_entry entry; /* as it was read last; without `last` */
+    tddp_launch_entry entry; /* as it was read last */
     tddp_launch_node_status status;
     int rank;           /* in its last round, or of one of its host that went; -1: none */
     int round;          /* its last */
@@ -64,6 +64,9 @@ int tddp_launch_coordinator_ready(const tddp_launch_coordinator *coordinator);
 
 /* How many a round needs. */
 int tddp_launch_coordinator_needed(const tddp_launch_coordinator *coordinator);
+
+/* Waits for nodes from now on. */
+void tddp_launch_coordinator_gather(tddp_launch_coordinator *coordinator);
 
 /* Starts a round if one may start now. */
 void tddp_launch_coordinator_try_start(tddp_launch_coordinator *coordinator);

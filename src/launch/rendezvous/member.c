@@ -20,12 +20,6 @@ enum {
     CLOSE_MS = 500,       /* for the host, once the others have had their time to read the end */
 };
 
-void tddp_launch_node_give_up(tddp_launch_node *node, const char *text)
-{
-    tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_ERROR, text);
-    node->over = true;
-}
-
 /* --- requests ----------------------------------------------------------------------------------
  */
 
@@ -248,8 +242,6 @@ static void take_leave(tddp_launch_node *node)
 
 void tddp_launch_node_run(tddp_launch_node *node)
 {
-    char *reason = NULL;
-    bool connected = false;
     const char *given = node->options->local_addr;
     tddp_status status = node->link.backend->open(&node->link);
     if (status == TDDP_OK && given) { /* it may be a name */
@@ -257,24 +249,14 @@ void tddp_launch_node_run(tddp_launch_node *node)
     }
     status = status == TDDP_OK ? tddp_launch_host_if_chosen(node) : status;
     if (status != TDDP_OK) {
-        tddp_launch_node_give_up(node, tddp_error_message());
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_ERROR, "%s", tddp_error_message());
     }
-    while (!node->over && (connected = tddp_launch_node_connect(node, reason))) {
-        if (take_part(node) != TDDP_OK) {
-            connected = false;
-            free(reason);
-            reason = tddp_copy_string(tddp_error_message());
-            tddp_launch_node_step_down(node);
-            if (!reason) {
-                tddp_launch_node_give_up(node, "out of memory");
-            }
+    while (!node->over && tddp_launch_node_connect(node)) {
+        if (take_part(node) == TDDP_OK) {
+            take_leave(node);
         }
+        tddp_launch_node_step_down(node);
     }
-    free(reason);
-    if (connected) {
-        take_leave(node);
-    }
-    tddp_launch_node_step_down(node);
     node->link.backend->close(&node->link);
     tddp_store_server_stop(node->host);
     tddp_store_server_stop(node->workers);

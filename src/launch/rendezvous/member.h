@@ -47,6 +47,7 @@ typedef struct tddp_launch_rendezvous {
     const char *run_id;
     char job[TDDP_LAUNCH_JOB_BYTES];         /* the settings that all nodes share */
     char where[TDDP_LAUNCH_HOST_BYTES + 32]; /* the endpoint, for texts */
+    char meets[TDDP_LAUNCH_HOST_BYTES + 96]; /* "etcd at HOST:PORT", for texts */
     int local_size;
     tddp_launch_link link;
     tddp_store_server *host; /* NULL: this node does not serve the endpoint's store */
@@ -78,7 +79,6 @@ typedef struct tddp_launch_rendezvous {
     int64_t started;   /* the last job that was seen under way; 0: none */
     int64_t reported;  /* its last status line */
     char spare_text[TDDP_LAUNCH_NODE_NOTE_BYTES]; /* what this node was told as a spare */
-    char *last; /* the last document of a round that this node was in; NULL: none */
     tddp_launch_world world;
     char master_host[TDDP_LAUNCH_NAME_BYTES];
     int64_t reach_began_ns;     /* ENTERING: when the store was tried first; 0: not yet */
@@ -87,9 +87,10 @@ typedef struct tddp_launch_rendezvous {
 
 /* --- rendezvous.c ----------------------------------------------------------------------------- */
 
-/* News for the agent; its world goes along with JOINED. */
+/* News for the agent; the node's world goes along. After DONE, ENDED, STOPPED and ERROR the node is
+ * over. */
 void tddp_launch_node_notify(tddp_launch_node *node, tddp_launch_notification notification,
-                             const char *text);
+                             const char *format, ...) TDDP_PRINTF(3, 4);
 
 /* --- member.c, for the others ---------------------------------------------------------------- */
 
@@ -98,9 +99,6 @@ void tddp_launch_node_run(tddp_launch_node *node);
 
 /* Takes new requests in; false if the node is to go. */
 bool tddp_launch_node_take_requests(tddp_launch_node *node);
-
-/* Tells the agent why nothing more can be done here. */
-void tddp_launch_node_give_up(tddp_launch_node *node, const char *text);
 
 /* --- leader.c -------------------------------------------------------------------------------- */
 
@@ -137,9 +135,8 @@ TDDP_NODISCARD tddp_status tddp_launch_place_open_store(tddp_launch_node *node,
 
 /* --- find.c ---------------------------------------------------------------------------------- */
 
-/* Connects to where the nodes meet; `reason`: why the last connection was lost, or NULL. False: the
- * node is over, and the agent knows why. */
-bool tddp_launch_node_connect(tddp_launch_node *node, const char *reason);
+/* Connects to where the nodes meet. False: the node is over, and the agent knows why. */
+bool tddp_launch_node_connect(tddp_launch_node *node);
 
 /* While nobody leads: tells so now and then, and gives up in the end. */
 void tddp_launch_node_await_leader(tddp_launch_node *node);

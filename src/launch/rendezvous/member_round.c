@@ -19,9 +19,9 @@ void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_notificatio
                                  const char *text)
 {
     if (node->part == TDDP_LAUNCH_WORKING) {
-        tddp_launch_node_notify(node, notification, text);
+        tddp_launch_node_notify(node, notification, "%s", text);
     } else if (node->part == TDDP_LAUNCH_ENTERING) {
-        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, text);
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, "%s", text);
     }
     node->part = TDDP_LAUNCH_AWAITING;
     node->report_failure_at = INT64_MAX;
@@ -41,7 +41,7 @@ static void begin_work(tddp_launch_node *node)
 {
     node->part = TDDP_LAUNCH_WORKING;
     node->clear = false;
-    tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_JOINED, "");
+    tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_JOINED, "%s", "");
 }
 
 void tddp_launch_node_reach_master(tddp_launch_node *node)
@@ -87,8 +87,6 @@ static tddp_status enter_round(tddp_launch_node *node, const tddp_launch_state *
     node->part = TDDP_LAUNCH_ENTERING;
     node->reach_began_ns = 0;
     node->entry_changed = true;
-    free(node->last);
-    node->last = NULL;
     if (rank > 0) {
         return TDDP_OK;
     }
@@ -111,16 +109,6 @@ static void leave_round(tddp_launch_node *node, const tddp_launch_state *doc)
              : "this node was silent, or cut off, for so long that the others go on without it");
 }
 
-/* The host was another process before, which has taken the round along. */
-static void lose_round(tddp_launch_node *node)
-{
-    char text[TDDP_LAUNCH_HOST_BYTES + 128];
-    (void)snprintf(text, sizeof text,
-                   "the torchrun that hosted the rendezvous at %s is lost; another one is there",
-                   node->where);
-    tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_CHANGED, text);
-}
-
 static void take_end(tddp_launch_node *node, const tddp_launch_state *doc)
 {
     static const tddp_launch_notification notification[] = {
@@ -129,8 +117,8 @@ static void take_end(tddp_launch_node *node, const tddp_launch_state *doc)
         [TDDP_LAUNCH_HOW_STOPPED] = TDDP_LAUNCH_NOTIFICATION_STOPPED,
         [TDDP_LAUNCH_HOW_CHANGED] = TDDP_LAUNCH_NOTIFICATION_ENDED,
     };
-    tddp_launch_node_notify(node, notification[doc->ended_how], doc->ended_text);
-    node->over = node->ended = true;
+    node->ended = true;
+    tddp_launch_node_notify(node, notification[doc->ended_how], "%s", doc->ended_text);
 }
 
 /* --- what a node is told --------------------------------------------------------------------- */
@@ -145,12 +133,12 @@ static bool take_note(tddp_launch_node *node, const tddp_launch_state *doc)
         }
         if (note->refused) {
             node->refused = true;
-            tddp_launch_node_give_up(node, note->text);
+            tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_ERROR, "%s", note->text);
             return false;
         }
         if (strcmp(node->spare_text, note->text) != 0) {
             memcpy(node->spare_text, note->text, sizeof node->spare_text);
-            tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, note->text);
+            tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, "%s", note->text);
         }
         return true;
     }
@@ -162,7 +150,7 @@ static void take_report(tddp_launch_node *node, const tddp_launch_state *doc)
 {
     bool known = node->started == doc->started;
     if (doc->report > node->reported && known) {
-        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, doc->status);
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, "%s", doc->status);
     }
     node->reported = doc->report;
     if (node->entry.probe != doc->probe) {
@@ -171,43 +159,14 @@ static void take_report(tddp_launch_node *node, const tddp_launch_state *doc)
     }
 }
 
-/* A document that knows less than this node: the store that had the other one is gone. The node
- * brings along what it has read last there. False: it waits for what is made of that. */
-static bool bring_last(tddp_launch_node *node, const tddp_launch_state *doc)
-{
-    bool older = node->last && doc->round < node->entry.round;
-    if (!older) {
-        free(node->entry.last);
-        node->entry.last = NULL;
-        return true;
-    }
-    if (!node->entry.last) {
-        node->entry.last = tddp_copy_string(node->last); /* short memory: it is a newcomer */
-        node->entry_changed = true;
-    }
-    return false;
-}
-
-/* Keeps the document of a round that this node is in, for a store that comes after this one. */
-static void keep(tddp_launch_node *node)
-{
-    if (!node->link.backend->survives) {
-        char *copy = tddp_copy_string(node->view.state.data);
-        if (copy) {
-            free(node->last);
-            node->last = copy;
-        }
-    }
-}
-
 /* The job that this node was in has ended without it, and its name is another's now. */
 static bool is_other_job(tddp_launch_node *node, const tddp_launch_state *doc)
 {
-    bool other =
-        node->link.backend->survives && node->entry.round >= 0 && node->started != doc->started;
+    bool other = node->entry.round >= 0 && node->started != doc->started;
     if (other) {
-        tddp_launch_node_give_up(node, "the job has ended while this node was cut off, and another "
-                                       "one with its --rdzv-id has begun");
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_ERROR,
+                                "the job has ended while this node was cut off, and another "
+                                "one with its --rdzv-id has begun");
     }
     return other;
 }
@@ -224,12 +183,6 @@ tddp_status tddp_launch_node_follow(tddp_launch_node *node, const tddp_launch_st
     if (doc->stage != TDDP_LAUNCH_STAGE_ENDED) {
         node->was_in = true;
         node->started = doc->started;
-    }
-    if (!bring_last(node, doc)) {
-        if (node->part != TDDP_LAUNCH_AWAITING) {
-            lose_round(node);
-        }
-        return TDDP_OK;
     }
     if (doc->stage == TDDP_LAUNCH_STAGE_ENDED) {
         if (node->started == doc->started) { /* else it is left from a job before this one */
@@ -248,9 +201,6 @@ tddp_status tddp_launch_node_follow(tddp_launch_node *node, const tddp_launch_st
     }
     if (node->part == TDDP_LAUNCH_ENTERING) {
         take_master(node, doc);
-    }
-    if (rank >= 0) {
-        keep(node);
     }
     return TDDP_OK;
 }

@@ -4,6 +4,8 @@
  * the other. What the thread does is member.c's.
  */
 #include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -19,16 +21,20 @@ struct tddp_launch_queued {
     struct tddp_launch_queued *next;
     tddp_launch_notification notification;
     tddp_launch_world world;
-    char text[];
+    char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
 };
 
 /* --- the thread's side ----------------------------------------------------------------------- */
 
 void tddp_launch_node_notify(tddp_launch_node *node, tddp_launch_notification notification,
-                             const char *text)
+                             const char *format, ...)
 {
-    size_t length = strnlen(text, TDDP_LAUNCH_NOTIFICATION_BYTES - 1);
-    struct tddp_launch_queued *made = tddp_alloc(sizeof *made + length + 1);
+    va_list arguments;
+    struct tddp_launch_queued *made = tddp_alloc(sizeof *made);
+    node->over |= notification == TDDP_LAUNCH_NOTIFICATION_DONE ||
+                  notification == TDDP_LAUNCH_NOTIFICATION_ENDED ||
+                  notification == TDDP_LAUNCH_NOTIFICATION_STOPPED ||
+                  notification == TDDP_LAUNCH_NOTIFICATION_ERROR;
     if (!made) {
         /* What must be known comes again as the end of the thread; nothing else can be done. */
         tddp_log(TDDP_LOG_ERROR, "launch", "%s", tddp_error_message());
@@ -36,7 +42,9 @@ void tddp_launch_node_notify(tddp_launch_node *node, tddp_launch_notification no
     }
     made->notification = notification;
     made->world = node->world;
-    memcpy(made->text, text, length);
+    va_start(arguments, format);
+    (void)vsnprintf(made->text, sizeof made->text, format, arguments);
+    va_end(arguments);
     pthread_mutex_lock(&node->lock);
     *node->last_link = made;
     node->last_link = &made->next;
@@ -94,8 +102,6 @@ static void release(tddp_launch_node *node)
         node->first = next;
     }
     tddp_launch_view_free(&node->view);
-    free(node->last);
-    free(node->entry.last);
     tddp_cancel_free(node->cancel);
     tddp_cancel_free(node->notified);
     (void)pthread_mutex_destroy(&node->lock);
@@ -127,6 +133,10 @@ tddp_status tddp_launch_rendezvous_start(const tddp_launch_options *options,
     };
     (void)pthread_mutex_init(&made->lock, NULL);
     tddp_launch_endpoint_text(&options->endpoints[0], made->where, sizeof made->where);
+    (void)snprintf(made->meets, sizeof made->meets, "%s %s",
+                   made->link.backend->survives ? "etcd at"
+                                                : "the torchrun that hosts the rendezvous at",
+                   made->where);
     describe_job(options, made->entry.job);
     tddp_status status = describe_self(made);
     status = status == TDDP_OK ? tddp_cancel_create(&made->notified) : status;

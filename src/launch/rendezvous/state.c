@@ -210,9 +210,6 @@ tddp_status tddp_launch_entry_write(const tddp_launch_entry *entry, tddp_bytes *
     tddp_launch_json_open(&json, NULL, '{');
     write_fields(&json, member_fields, &entry->self);
     write_fields(&json, entry_fields, entry);
-    if (entry->last) {
-        tddp_launch_json_text(&json, "last", entry->last);
-    }
     return finish(&json, out);
 }
 
@@ -291,10 +288,6 @@ static void on_scalar(void *context, const char *key, const char *text)
     const field *item = find_field(r, key, &in);
     if (item) {
         r->bad |= !read_value(item, in, text);
-    } else if (r->entry && strcmp(key, "last") == 0) {
-        free(r->entry->last);
-        r->entry->last = tddp_copy_string(text);
-        r->status = r->entry->last ? r->status : TDDP_OUT_OF_MEMORY;
     }
 }
 
@@ -349,9 +342,6 @@ tddp_status tddp_launch_entry_read(const char *data, size_t size, tddp_launch_en
     if (status == TDDP_OK && out->self.id[0] == '\0') {
         status = tddp_fail(TDDP_PROTOCOL, "a node's entry without an id");
     }
-    if (status != TDDP_OK) {
-        tddp_launch_entry_free(out);
-    }
     return status;
 }
 
@@ -364,12 +354,6 @@ tddp_status tddp_launch_state_read(const char *data, size_t size, tddp_launch_st
         tddp_launch_state_free(out);
     }
     return status;
-}
-
-void tddp_launch_entry_free(tddp_launch_entry *entry)
-{
-    free(entry->last);
-    *entry = (tddp_launch_entry){0};
 }
 
 void tddp_launch_state_free(tddp_launch_state *state)

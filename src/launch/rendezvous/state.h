@@ -60,7 +60,6 @@ typedef struct tddp_launch_entry {
     char master_addr[TDDP_LAUNCH_ADDR_BYTES];
     char text[TDDP_LAUNCH_TEXT_BYTES]; /* of `failed` */
     char leave_text[TDDP_LAUNCH_NAME_BYTES];
-    char *last; /* owned: the document that it read last, if the one here is older; else NULL */
 } tddp_launch_entry;
 
 /* An entry of which nothing is known but who it is of. */
@@ -136,8 +135,7 @@ TDDP_NODISCARD tddp_status tddp_launch_entry_read(const char *data, size_t size,
 TDDP_NODISCARD tddp_status tddp_launch_state_read(const char *data, size_t size,
                                                   tddp_launch_state *out);
 
-/* Free what is owned, and clear. */
-void tddp_launch_entry_free(tddp_launch_entry *entry);
+/* Frees what is owned, and clears. */
 void tddp_launch_state_free(tddp_launch_state *state);
 
 /* The member with this id; -1: none. */

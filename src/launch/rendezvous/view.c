@@ -10,9 +10,6 @@
 
 void tddp_launch_view_free(tddp_launch_view *view)
 {
-    for (int i = 0; i < view->count; i++) {
-        tddp_launch_entry_free(&view->entries[i]);
-    }
     free(view->entries);
     tddp_blob_free(&view->state);
     *view = (tddp_launch_view){0};

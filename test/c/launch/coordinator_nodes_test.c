@@ -303,29 +303,6 @@ TEST(a_document_without_its_nodes_is_that_of_a_dead_job)
     close_coordinator();
 }
 
-/* The store that had it is gone: the nodes that were in the job bring it along. */
-TEST(a_document_that_is_brought)
-{
-    char *text = document_of(2, 2, 2);
-    open_coordinator(2, 2, 2, false);
-    describe(3, "a")->self.hosting = true; /* the new host */
-    ready(3, 0);
-    tddp_launch_entry *entry = describe(2, "b");
-    entry->round = 7;
-    entry->rank = 1;
-    entry->ready = 8;
-    entry->last = text;
-    take();
-    CHECK_INT(doc()->started, 5);
-    CHECK_INT(doc()->restart, 2);
-    CHECK_CONTAINS(hear(), "over 7 failed node 1 (b pid 102) has ended its workers");
-    CHECK_TEXT(hear(), "round 7 restart 2: 1 2");
-    pass(3);
-    CHECK_TEXT(hear(), "round 8 restart 2: 3 2");
-    close_coordinator();
-    free(text);
-}
-
 /* It was done, and looked for its leader when the others were done too. */
 TEST(a_node_that_comes_again_after_the_end_reads_it)
 {
