@@ -123,8 +123,8 @@ TEST(nobody_comes)
     skip();
     pass(2);
     CHECK_TEXT(hear(),
-               "end failed not all of the 3 nodes came to here:29400 within 600 s (node rank 1 is "
-               "missing; here: a node (a pid 101), node 2 (b pid 102)); check that torchrun runs "
+               "end failed only 2 of the 3 nodes came to here:29400 within 600 s: node rank 1 has "
+               "not come; here: a node (a pid 101), node 2 (b pid 102); check that torchrun runs "
                "on each with the same endpoint and --rdzv-id, or raise --rdzv-conf join_timeout");
     close_coordinator();
 }
@@ -284,9 +284,8 @@ TEST(below_the_minimum_it_waits)
     ready(1, 2);
     pass(600);
     heard = line_count - 1;
-    CHECK_CONTAINS(hear(),
-                   "end failed not all of the 2 nodes came to here:29400 within 600 s (node "
-                   "rank 1 is missing; here: node 0 (a pid 101))");
+    CHECK_CONTAINS(hear(), "end failed only 1 of the 2 nodes came to here:29400 within 600 s: node "
+                           "rank 1 has not come; here: node 0 (a pid 101);");
     close_coordinator();
 }
 
