@@ -17,6 +17,7 @@ enum {
     EARLIER_PART =
         5, /* of the silence: a node that is cut off ends its workers before others begin */
     SHORT_PAUSE_MS = 100, /* of a node that the others may count as lost */
+    RETURN_MS = 5 * 1000, /* for another host where the last one has ended */
     HOST_EVERY_MS = 1500, /* to see whether the endpoint's port has become free */
     TRIED_BYTES = TDDP_LAUNCH_MAX_ENDPOINTS * (TDDP_LAUNCH_HOST_BYTES + 16) + TDDP_LAUNCH_WHY_BYTES,
 };
@@ -25,7 +26,8 @@ enum {
 typedef struct search {
     int64_t deadline; /* INT64_MAX: none, as long as workers run */
     int64_t host_at;
-    bool silent; /* the agent knows that nobody answers */
+    bool gone;   /* nobody is there any more, and the agent knows */
+    bool silent; /* nobody answers, and the agent knows */
 } search;
 
 /* "a:2379, b:2379 (Connection refused)". */
@@ -87,6 +89,22 @@ static void report_search(tddp_launch_node *node, const char *why)
 
 /* --- a connection that is lost --------------------------------------------------------------- */
 
+/* Nobody is there: who served the store has ended, and took the job along. An elastic one begins
+ * anew, with this node as a newcomer, if another host comes in a moment. */
+static void note_gone(tddp_launch_node *node, search *s)
+{
+    char text[sizeof node->meets + sizeof node->link.why + 16];
+    if (s->gone) {
+        return;
+    }
+    s->gone = true;
+    s->deadline = tddp_deadline_after_ms(tddp_launch_is_elastic(node->options) ? RETURN_MS : 0);
+    (void)snprintf(text, sizeof text, "%s is lost: %s", node->meets, node->link.why);
+    tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_CHANGED, text);
+    node->entry.round = node->entry.rank = node->entry.ready = -1;
+    node->entry.done = node->entry.failed = node->entry.master_round = -1;
+}
+
 /* Nobody answers. Workers that run go on, but in an elastic job not beside those of a round that
  * the others have begun by now. */
 static void note_silent(tddp_launch_node *node, search *s)
@@ -144,12 +162,13 @@ static int64_t attempt_ms(const tddp_launch_node *node)
 static void go_on(tddp_launch_node *node, search *s)
 {
     const char *why = node->link.why;
-    bool gone = node->was_in && node->link.refused; /* and the host's workers with it */
-    if (node->was_in && !gone) {
+    if (node->was_in && node->link.refused) {
+        note_gone(node, s);
+    } else if (node->was_in && !s->gone) {
         note_silent(node, s);
     }
     note_failure(node);
-    if (!node->over && (gone || tddp_now_ns() >= s->deadline)) {
+    if (!node->over && tddp_now_ns() >= s->deadline) {
         give_up(node, why);
     }
     if (!node->over && tddp_now_ns() >= s->host_at) {

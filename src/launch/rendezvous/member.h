@@ -1,8 +1,8 @@
 /*
  * This node among the others: what the rendezvous thread does. member.c goes through a job with
  * the others: it waits for a change, coordinates if this node leads (leader.c), and does what the
- * document says (member_round.c: rounds; member_place.c: this node's place in one). find.c connects
- * to where the nodes meet, hosting.c has this node serve it. The thread alone uses all of it.
+ * document says (member_round.c). find.c connects to where the nodes meet, hosting.c has this node
+ * serve it. What is said to be of both sides is under a lock, the rest the thread's alone.
  */
 #ifndef TDDP_LAUNCH_MEMBER_H
 #define TDDP_LAUNCH_MEMBER_H
@@ -31,8 +31,8 @@ typedef enum tddp_launch_part {
 } tddp_launch_part;
 
 typedef struct tddp_launch_rendezvous {
-    /* What passes between the agent and the thread, under `lock`. Each side has a token that wakes
-     * it, triggered and calmed under the lock, so that nothing is missed. */
+    /* Of both sides, under `lock`. Each has a token that wakes it, triggered and calmed under the
+     * lock, so that nothing is missed. */
     pthread_t thread;
     pthread_mutex_t lock;
     tddp_cancel *cancel;   /* the thread's: triggered with every request */
@@ -123,15 +123,6 @@ void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_notificatio
 
 /* Tries to reach the workers' store, once. */
 void tddp_launch_node_reach_master(tddp_launch_node *node);
-
-/* --- member_place.c -------------------------------------------------------------------------- */
-
-/* This node's ranks in the document's round. */
-void tddp_launch_place_take(tddp_launch_node *node, const tddp_launch_state *doc, int rank);
-
-/* Rank 0: makes the workers' store, and has the entry say where it is. */
-TDDP_NODISCARD tddp_status tddp_launch_place_open_store(tddp_launch_node *node,
-                                                        const tddp_launch_state *doc);
 
 /* --- find.c ---------------------------------------------------------------------------------- */
 
