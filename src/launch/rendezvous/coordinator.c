@@ -259,6 +259,11 @@ static void note_missing(tddp_launch_coordinator *coordinator, const tddp_launch
     }
 }
 
+void tddp_launch_coordinator_forgive(tddp_launch_coordinator *coordinator, int64_t now_ns)
+{
+    coordinator->patient_ns = tddp_deadline_from(now_ns, coordinator->opts.times->takeover_ms);
+}
+
 /* --- time ------------------------------------------------------------------------------------ */
 
 static void look_at_time(tddp_launch_coordinator *coordinator)

@@ -8,11 +8,11 @@
  *   1. A round starts once `max` nodes are ready, or once all that are here are, at least `min`,
  *      and last_call_ms have passed since there are enough.
  *   2. A worker's failure ends the round and costs a restart; beyond max_restarts it ends the job.
- *   3. A node whose entry is missing for reconnect_ms is lost (takeover_ms, if that begins while
- * the coordinator has just been held up). In an elastic job (min < max, not static) lost nodes,
- * nodes that leave and ready newcomers change the round, which costs nothing. In other jobs the
- * loss of a node costs a restart, and the others wait for a replacement; with no restart left the
- * job ends.
+ *   3. A node whose entry is missing for reconnect_ms is lost (takeover_ms, if that begins just
+ *      after the coordinator was held up). In an elastic job (min < max, not static) lost nodes,
+ *      nodes that leave and ready newcomers change the round, which costs nothing. In other jobs
+ *      the loss of a node costs a restart, and the others wait for a replacement; with no restart
+ *      left the job ends.
  *   4. Before the first round another node may replace one that leaves; but a static job without
  *      restarts ends when a node leaves.
  *   5. Waiting for nodes ends the job after join_ms.
@@ -62,6 +62,10 @@ TDDP_NODISCARD tddp_status tddp_launch_coordinator_adopt(tddp_launch_coordinator
 TDDP_NODISCARD tddp_status tddp_launch_coordinator_take(tddp_launch_coordinator *coordinator,
                                                         const tddp_launch_entry *entries, int count,
                                                         int64_t now_ns);
+
+/* The caller was held up (stopped, say), and nodes may have given up their connections for that:
+ * they have takeover_ms to make them anew. */
+void tddp_launch_coordinator_forgive(tddp_launch_coordinator *coordinator, int64_t now_ns);
 
 /* The document; its version grows whenever anything in it has changed. Borrowed until the next
  * call. */

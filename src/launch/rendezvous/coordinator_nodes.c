@@ -165,10 +165,11 @@ int64_t tddp_launch_coordinator_lost_at(const tddp_launch_coordinator *coordinat
                                         const tddp_launch_participant *node)
 {
     const tddp_launch_times *times = coordinator->opts.times;
+    bool patient = node->adopted || node->missing_ns < coordinator->patient_ns;
     return node->status == TDDP_LAUNCH_OUT
                ? node->missing_ns
                : tddp_deadline_from(node->missing_ns,
-                                    node->adopted ? times->takeover_ms : times->reconnect_ms);
+                                    patient ? times->takeover_ms : times->reconnect_ms);
 }
 
 void tddp_launch_coordinator_remove_lost(tddp_launch_coordinator *coordinator)

@@ -46,6 +46,7 @@ struct tddp_launch_coordinator {
     int count;
     bool adopted;         /* none of the document's nodes was seen yet */
     bool finishing;       /* someone is done with the running round */
+    int64_t patient_ns;   /* until when a node that is missing has takeover_ms; 0: no node has */
     int64_t gathering_ns; /* since when */
     int64_t enough_ns;    /* since when there are enough for a round; 0: there are not */
     int64_t report_ns;    /* when to report next */

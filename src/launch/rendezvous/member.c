@@ -16,6 +16,7 @@
 enum {
     AFTER_PEER_MS = 1500, /* for who knows more of a failure than a rank that lost its peer: that
                              its node is gone; beyond the moment at which silence is loss */
+    LATE_MS = 200,        /* a thread that is later than that was held up */
     TURN_MS = 100,        /* while the workers' store is not reached */
     CLOSE_MS = 500,       /* for the host, once the others have had their time to read the end */
 };
@@ -148,8 +149,12 @@ static tddp_status act(tddp_launch_node *node)
 /* Waits for a change, a request, or something due. */
 static tddp_status await_change(tddp_launch_node *node)
 {
+    int64_t at = next_turn(node);
     tddp_status status =
-        node->link.backend->watch(&node->link, tddp_deadline_poll_ms(next_turn(node)), &node->view);
+        node->link.backend->watch(&node->link, tddp_deadline_poll_ms(at), &node->view);
+    if (node->coordinator && tddp_now_ns() > tddp_deadline_from(at, LATE_MS)) {
+        tddp_launch_coordinator_forgive(node->coordinator, tddp_now_ns());
+    }
     node->viewed |= status == TDDP_OK;
     if (status == TDDP_CANCELED && !tddp_launch_node_take_requests(node)) {
         node->over = true;

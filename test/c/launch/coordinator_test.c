@@ -396,6 +396,26 @@ TEST(a_failure_after_some_are_done_starts_all_anew)
     close_coordinator();
 }
 
+/* Nodes may have given up a connection that was not answered. */
+TEST(a_coordinator_that_was_held_up_is_patient)
+{
+    start(2, 2, 0, 2);
+    now += 100 * SECOND;
+    tddp_launch_coordinator_forgive(coordinator, now);
+    there[2] = false;
+    take();
+    CHECK_INT(tddp_launch_coordinator_due(coordinator), now + 2 * SECOND);
+    now += 1900 * MS;
+    take();
+    there[2] = true;
+    take();
+    pass(3);
+    CHECK_TEXT(hear(), "");
+    vanish(2);
+    CHECK_CONTAINS(hear(), "end failed node 1 is lost");
+    close_coordinator();
+}
+
 /* Six nodes that arrive one after the other cost one restart. */
 TEST(the_last_call_is_for_every_round)
 {
