@@ -227,10 +227,9 @@ tddp_status tddp_launch_state_write(const tddp_launch_state *state, tddp_bytes *
 /* --- reading --------------------------------------------------------------------------------- */
 
 typedef struct reading {
-    const field *fields; /* of what the items that follow belong to */
+    const field *fields[2]; /* of what the items that follow belong to */
     void *data;
-    tddp_launch_entry *entry; /* one of the two */
-    tddp_launch_state *state;
+    tddp_launch_state *state; /* NULL: an entry is read */
     bool bad;
     tddp_status status;
 } reading;
@@ -263,31 +262,15 @@ static bool read_value(const field *item, void *data, const char *text)
     return true;
 }
 
-/* The field of this name, and what it is in; NULL: none. */
-static const field *find_field(const reading *r, const char *key, void **in)
-{
-    *in = r->data;
-    for (const field *item = r->fields; item->key; item++) {
-        if (strcmp(item->key, key) == 0) {
-            return item;
-        }
-    }
-    *in = r->entry ? &r->entry->self : NULL;
-    for (const field *item = member_fields; *in && item->key; item++) {
-        if (strcmp(item->key, key) == 0) {
-            return item;
-        }
-    }
-    return NULL;
-}
-
 static void on_scalar(void *context, const char *key, const char *text)
 {
     reading *r = context;
-    void *in;
-    const field *item = find_field(r, key, &in);
-    if (item) {
-        r->bad |= !read_value(item, in, text);
+    for (int table = 0; table < 2; table++) {
+        for (const field *item = r->fields[table]; item && item->key; item++) {
+            if (strcmp(item->key, key) == 0) {
+                r->bad |= !read_value(item, r->data, text);
+            }
+        }
     }
 }
 
@@ -306,7 +289,7 @@ static void begin_item(reading *r, const struct list *list)
     r->status = tddp_launch_grow(&items, count, list->each);
     if (r->status == TDDP_OK) {
         r->data = (char *)items + (size_t)count++ * list->each;
-        r->fields = list->fields;
+        r->fields[0] = list->fields;
         memcpy(array, &items, sizeof items);
         memcpy((char *)r->state + list->count, &count, sizeof count);
     }
@@ -337,7 +320,8 @@ static tddp_status read_all(reading *r, const char *data, size_t size, const cha
 tddp_status tddp_launch_entry_read(const char *data, size_t size, tddp_launch_entry *out)
 {
     *out = (tddp_launch_entry)TDDP_LAUNCH_ENTRY_INIT;
-    reading r = {.fields = entry_fields, .data = out, .entry = out};
+    _Static_assert(offsetof(tddp_launch_entry, self) == 0, "both tables are of the same place");
+    reading r = {.fields = {entry_fields, member_fields}, .data = out};
     tddp_status status = read_all(&r, data, size, "a node's entry");
     if (status == TDDP_OK && out->self.id[0] == '\0') {
         status = tddp_fail(TDDP_PROTOCOL, "a node's entry without an id");
@@ -348,7 +332,7 @@ tddp_status tddp_launch_entry_read(const char *data, size_t size, tddp_launch_en
 tddp_status tddp_launch_state_read(const char *data, size_t size, tddp_launch_state *out)
 {
     *out = (tddp_launch_state){.round = -1, .over = -1};
-    reading r = {.fields = state_fields, .data = out, .state = out};
+    reading r = {.fields = {state_fields}, .data = out, .state = out};
     tddp_status status = read_all(&r, data, size, "the document");
     if (status != TDDP_OK) {
         tddp_launch_state_free(out);
