@@ -173,7 +173,7 @@ static void go_on(tddp_launch_node *node, search *s)
     }
     if (!node->over && tddp_now_ns() >= s->host_at) {
         s->host_at = tddp_deadline_after_ms(HOST_EVERY_MS);
-        if (tddp_launch_host_late(node) != TDDP_OK) {
+        if (!node->was_in && tddp_launch_node_host(node, false) != TDDP_OK) {
             tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_ERROR, "%s",
                                     tddp_error_message());
         }

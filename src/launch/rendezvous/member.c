@@ -252,7 +252,7 @@ void tddp_launch_node_run(tddp_launch_node *node)
     if (status == TDDP_OK && given) { /* it may be a name */
         status = tddp_launch_address_of(given, node->cancel, node->entry.self.addr);
     }
-    status = status == TDDP_OK ? tddp_launch_host_if_chosen(node) : status;
+    status = status == TDDP_OK ? tddp_launch_node_host(node, true) : status;
     if (status != TDDP_OK) {
         tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_ERROR, "%s", tddp_error_message());
     }

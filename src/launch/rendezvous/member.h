@@ -134,10 +134,8 @@ void tddp_launch_node_await_leader(tddp_launch_node *node);
 
 /* --- hosting.c ------------------------------------------------------------------------------- */
 
-/* Serves the endpoint's store if this node is the one to; else no failure. */
-TDDP_NODISCARD tddp_status tddp_launch_host_if_chosen(tddp_launch_node *node);
-
-/* The same while nobody is found there: what held the port may be gone. */
-TDDP_NODISCARD tddp_status tddp_launch_host_late(tddp_launch_node *node);
+/* Serves the endpoint's store if this node is the one to, or may. Not `first`: nobody was found
+ * there, and what held the port may be gone by now. */
+TDDP_NODISCARD tddp_status tddp_launch_node_host(tddp_launch_node *node, bool first);
 
 #endif
