@@ -233,11 +233,12 @@ static void take_failure(tddp_launch_agent *agent, int limit_ms)
         stop(agent, TDDP_LAUNCH_CAUSE_SIGNAL);
     } else {
         /* Of a rank that only lost its peer other nodes may know more: that a node is lost, say. */
-        tddp_launch_agent_report(
-            agent,
-            root->error.consequence ? TDDP_LAUNCH_NODE_FAILED_AFTER_PEER : TDDP_LAUNCH_NODE_FAILED,
-            tddp_launch_report_summary(agent->workers, agent->count, agent->world.node_rank, text,
-                                       sizeof text));
+        tddp_launch_agent_request(agent,
+                                  root->error.consequence ? TDDP_LAUNCH_REQUEST_FAILED_AFTER_PEER
+                                                          : TDDP_LAUNCH_REQUEST_FAILED,
+                                  tddp_launch_report_summary(agent->workers, agent->count,
+                                                             agent->world.node_rank, text,
+                                                             sizeof text));
         stop(agent, TDDP_LAUNCH_CAUSE_WORKER);
     }
 }
@@ -247,7 +248,7 @@ static void linger(tddp_launch_agent *agent, int cause)
 {
     if (agent->rendezvous) {
         tddp_launch_agent_enter(agent, TDDP_LAUNCH_LINGERING, -1);
-        tddp_launch_agent_report(agent, TDDP_LAUNCH_NODE_DONE, "");
+        tddp_launch_agent_request(agent, TDDP_LAUNCH_REQUEST_DONE, "");
     } else {
         stop(agent, cause);
     }
