@@ -33,19 +33,6 @@ static bool open_loop(tddp_launch_agent *agent)
                                    tddp_launch_agent_on_deadline) == TDDP_OK;
 }
 
-static bool make_workers(tddp_launch_agent *agent, int count)
-{
-    agent->workers = tddp_alloc_array((size_t)count, sizeof *agent->workers);
-    if (!agent->workers) {
-        return false;
-    }
-    for (int i = 0; i < count; i++) {
-        agent->workers[i] = (tddp_launch_worker){.fds = {-1, -1}};
-    }
-    agent->count = count;
-    return true;
-}
-
 static void choose_run_id(tddp_launch_agent *agent)
 {
     const tddp_launch_options *options = agent->options;
@@ -100,10 +87,12 @@ static bool open_timers(tddp_launch_agent *agent)
 static bool prepare(tddp_launch_agent *agent, const tddp_launch_devices *devices, int count)
 {
     allow_files(agent);
-    if (!make_workers(agent, count) ||
+    agent->workers = tddp_alloc_array((size_t)count, sizeof *agent->workers);
+    if (!agent->workers ||
         tddp_launch_job_prepare(agent->options, devices, count, &agent->job) != TDDP_OK) {
         return false;
     }
+    agent->count = count;
     tddp_launch_terminal_look(&agent->terminal);
     choose_run_id(agent);
     if (tddp_launch_adopt_orphans() != TDDP_OK ||

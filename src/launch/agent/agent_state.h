@@ -118,9 +118,6 @@ TDDP_NODISCARD tddp_status tddp_launch_agent_watch(tddp_launch_agent *agent,
 /* What an event does in a phase; `value` is what its rule says. */
 typedef void tddp_launch_action(tddp_launch_agent *agent, int value);
 
-/* Whether an event does anything in a phase. */
-bool tddp_launch_has_rule(tddp_launch_phase phase, tddp_launch_event event);
-
 void tddp_launch_agent_handle(tddp_launch_agent *agent, tddp_launch_event event);
 
 /* Goes to a phase, which has so many milliseconds; -1: no limit. */

@@ -187,10 +187,9 @@ static void reap(tddp_launch_agent *agent)
     tddp_launch_agent_handle(agent, TDDP_LAUNCH_EVENT_FAILURE);
 }
 
-tddp_status tddp_launch_agent_on_signals(void *data, int events)
+tddp_status tddp_launch_agent_on_signals(void *data)
 {
     tddp_launch_agent *agent = data;
-    (void)events;
     while ((agent->received = tddp_launch_signals_next(agent->signals)).number != 0) {
         if (agent->received.number == SIGCHLD) {
             reap(agent);
@@ -255,11 +254,10 @@ static void linger(tddp_launch_agent *agent, int cause)
 }
 
 /* Ends workers whose timers have expired: from there on they are workers that fail. */
-tddp_status tddp_launch_agent_on_timers(void *data, int events)
+tddp_status tddp_launch_agent_on_timers(void *data)
 {
     tddp_launch_agent *agent = data;
     tddp_launch_timer timer;
-    (void)events;
     if (!tddp_launch_timers_read(agent->timers)) {
         tddp_launch_console_say(&agent->console,
                                 "the workers have too many timers: further ones do not count");
@@ -306,13 +304,12 @@ static void take_end(tddp_launch_agent *agent, int value)
     }
 }
 
-tddp_status tddp_launch_agent_on_notifications(void *data, int events)
+tddp_status tddp_launch_agent_on_notifications(void *data)
 {
     tddp_launch_agent *agent = data;
     tddp_launch_world world;
     tddp_launch_notification got;
     bool over = tddp_launch_rendezvous_over(agent->rendezvous);
-    (void)events;
     while ((got = tddp_launch_rendezvous_next(agent->rendezvous, &world, agent->news)) !=
            TDDP_LAUNCH_NOTIFICATION_NONE) {
         if (got == TDDP_LAUNCH_NOTIFICATION_STATUS) {
@@ -414,35 +411,22 @@ static const rule rules[] = {
     {EVENT(DONE), IN(RUNNING, LINGERING), stop, BY(NONE), NULL},
 };
 
-static const rule *find_rule(tddp_launch_phase phase, tddp_launch_event event)
-{
-    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
-        if (rules[i].event == event && rules[i].first <= phase && phase <= rules[i].last) {
-            return &rules[i];
-        }
-    }
-    return NULL;
-}
-
-bool tddp_launch_has_rule(tddp_launch_phase phase, tddp_launch_event event)
-{
-    return find_rule(phase, event) != NULL;
-}
-
 void tddp_launch_agent_handle(tddp_launch_agent *agent, tddp_launch_event event)
 {
-    const rule *found = find_rule(agent->phase, event);
-    if (found && found->text) {
-        tddp_launch_console_say(&agent->console, "%s", found->text);
-    }
-    if (found) {
-        found->action(agent, found->value);
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        const rule *found = &rules[i];
+        if (found->event == event && found->first <= agent->phase && agent->phase <= found->last) {
+            if (found->text) {
+                tddp_launch_console_say(&agent->console, "%s", found->text);
+            }
+            found->action(agent, found->value);
+            return;
+        }
     }
 }
 
-tddp_status tddp_launch_agent_on_deadline(void *data, int events)
+tddp_status tddp_launch_agent_on_deadline(void *data)
 {
-    (void)events;
     tddp_launch_agent_handle(data, TDDP_LAUNCH_EVENT_DEADLINE);
     return TDDP_OK;
 }

@@ -23,6 +23,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
     worker->local_rank = local_rank;
     worker->rank = agent->world.base_rank + local_rank;
     worker->error_file = tddp_launch_output_error_file(agent->output, local_rank);
+    int pipes[TDDP_LAUNCH_STREAMS];
     int out_fd = tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_OUT);
     tddp_launch_start start = {
         .path = agent->program->path,
@@ -37,15 +38,15 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
             agent->terminal.present && out_fd == STDOUT_FILENO ? agent->terminal.group : 0,
         .output_fds = {out_fd, tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_ERR)},
     };
-    tddp_status status =
-        start.argv && start.envp ? tddp_launch_worker_start(worker, &start) : TDDP_OUT_OF_MEMORY;
+    tddp_status status = start.argv && start.envp ? tddp_launch_worker_start(worker, &start, pipes)
+                                                  : TDDP_OUT_OF_MEMORY;
     tddp_launch_list_free(start.argv);
     free(start.envp);
     if (status != TDDP_OK) {
         return status;
     }
     agent->alive++;
-    return tddp_launch_output_watch(agent->output, &agent->loop, local_rank, worker->fds);
+    return tddp_launch_output_watch(agent->output, &agent->loop, local_rank, pipes);
 }
 
 void tddp_launch_agent_start_workers(tddp_launch_agent *agent, int value)

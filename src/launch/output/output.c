@@ -270,14 +270,11 @@ int tddp_launch_output_fd(const tddp_launch_output *output, int local_rank, int 
 }
 
 tddp_status tddp_launch_output_watch(tddp_launch_output *output, tddp_launch_loop *loop,
-                                     int local_rank, int pipes[TDDP_LAUNCH_STREAMS])
+                                     int local_rank, const int pipes[TDDP_LAUNCH_STREAMS])
 {
-    tddp_status status = TDDP_OK;
-    for (int i = 0; i < TDDP_LAUNCH_STREAMS && status == TDDP_OK; i++) {
-        status = tddp_launch_route_watch(route_of(output, local_rank, i), loop, pipes[i]);
-        pipes[i] = -1;
-    }
-    return status;
+    tddp_status out = tddp_launch_route_watch(route_of(output, local_rank, 0), loop, pipes[0]);
+    tddp_status err = tddp_launch_route_watch(route_of(output, local_rank, 1), loop, pipes[1]);
+    return out == TDDP_OK ? err : out;
 }
 
 void tddp_launch_output_hold_back(tddp_launch_output *output)

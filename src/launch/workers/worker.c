@@ -112,7 +112,8 @@ static tddp_status await_exec(int report, pid_t pid, const tddp_launch_start *st
     return got <= 0 ? TDDP_OK : explain(error, start);
 }
 
-tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_launch_start *start)
+tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_launch_start *start,
+                                     int read_ends[TDDP_LAUNCH_STREAMS])
 {
     pipes made;
     tddp_status status = open_pipes(start, made);
@@ -137,7 +138,7 @@ tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_laun
         worker->alive = true;
         worker->has_terminal = start->terminal_group > 0;
         for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-            worker->fds[stream] = made[stream][0];
+            read_ends[stream] = made[stream][0];
             made[stream][0] = -1;
         }
     }
@@ -177,13 +178,10 @@ bool tddp_launch_worker_failed(const tddp_launch_worker *worker)
 
 void tddp_launch_worker_free(tddp_launch_worker *worker)
 {
-    for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-        tddp_close(worker->fds[stream]);
-    }
     free(worker->error_file);
     free(worker->expired_timer);
     tddp_launch_error_free(&worker->error);
-    *worker = (tddp_launch_worker){.fds = {-1, -1}};
+    *worker = (tddp_launch_worker){0};
 }
 
 /* --- the terminal ---------------------------------------------------------------------------- */

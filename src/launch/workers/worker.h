@@ -86,16 +86,14 @@ typedef struct tddp_launch_worker {
     int rank;
     int local_rank;
     bool alive;
-    bool has_terminal;            /* it is in torchrun's process group */
-    bool ended_by_us;             /* it was sent a signal to end before it ended */
-    bool out_of_memory;           /* the kernel killed it for want of memory */
-    int wait_status;              /* once it is not alive */
-    struct timespec ended;        /* wall clock */
-    char *expired_timer;          /* the scope of the timer by which it was ended; owned; or NULL */
-    char *error_file;             /* path; owned; may be NULL */
-    tddp_launch_error error;      /* what it left there, once it has failed */
-    int fds[TDDP_LAUNCH_STREAMS]; /* the pipes' ends that are read, until somebody takes them; -1:
-                                     none */
+    bool has_terminal;       /* it is in torchrun's process group */
+    bool ended_by_us;        /* it was sent a signal to end before it ended */
+    bool out_of_memory;      /* the kernel killed it for want of memory */
+    int wait_status;         /* once it is not alive */
+    struct timespec ended;   /* wall clock */
+    char *expired_timer;     /* the scope of the timer by which it was ended; owned; or NULL */
+    char *error_file;        /* path; owned; may be NULL */
+    tddp_launch_error error; /* what it left there, once it has failed */
 } tddp_launch_worker;
 
 /* What to start it with; all borrowed for the call. */
@@ -113,11 +111,12 @@ typedef struct tddp_launch_start {
     int64_t limit_ms;                    /* until it runs; 0: 30 s */
 } tddp_launch_start;
 
-/* Forks and executes; returns once the program runs. A child that does not get there is reaped with
- * the others. Errors: TDDP_SYSTEM (the text names the step and the program), TDDP_TIMEOUT. Main
- * thread only. */
+/* Forks and executes; returns once the program runs. `read_ends` are those of its pipes, now the
+ * caller's; -1: none. A child that does not get there is reaped with the others. Errors:
+ * TDDP_SYSTEM (the text names the step and the program), TDDP_TIMEOUT. Main thread only. */
 TDDP_NODISCARD tddp_status tddp_launch_worker_start(tddp_launch_worker *worker,
-                                                    const tddp_launch_start *start);
+                                                    const tddp_launch_start *start,
+                                                    int read_ends[TDDP_LAUNCH_STREAMS]);
 
 /* Takes down how it ended: the time is now. */
 void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status);
@@ -125,7 +124,7 @@ void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status);
 /* Whether it ended with a status other than 0. */
 bool tddp_launch_worker_failed(const tddp_launch_worker *worker);
 
-/* Closes its pipes and forgets it; a process that lives goes on. */
+/* Forgets it; a process that lives goes on. */
 void tddp_launch_worker_free(tddp_launch_worker *worker);
 
 #endif
