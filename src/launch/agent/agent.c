@@ -62,11 +62,11 @@ static void open_health(tddp_launch_agent *agent)
     }
     if (tddp_launch_health_open(&agent->loop, host, &port, tddp_launch_agent_health, agent,
                                 &agent->health) != TDDP_OK) {
-        tddp_launch_console_say(&agent->console,
+        tddp_launch_console_log(&agent->console,
                                 "--health-check-port: %s; the job runs without a health check",
                                 tddp_error_message());
     } else if (at->port == 0) {
-        tddp_launch_console_say(&agent->console, "health check on port %d", port);
+        tddp_launch_console_log(&agent->console, "health check on port %d", port);
     }
 }
 
@@ -75,7 +75,7 @@ static bool open_timers(tddp_launch_agent *agent)
 {
     const char *folder = agent->options->private_folder;
     if (folder && tddp_launch_timers_open(folder, &agent->timers) != TDDP_OK) {
-        tddp_launch_console_say(&agent->console, "no timers for workers: %s", tddp_error_message());
+        tddp_launch_console_log(&agent->console, "no timers for workers: %s", tddp_error_message());
     }
     agent->job.timer_file = agent->timers ? agent->timers->path : NULL;
     return !agent->timers || tddp_launch_agent_watch(agent, &agent->sources.timers,

@@ -48,7 +48,7 @@ typedef enum tddp_launch_event {
     TDDP_LAUNCH_EVENT_DEADLINE, /* of the phase */
     TDDP_LAUNCH_EVENT_COMPLETE, /* what the phase waits for has happened */
     TDDP_LAUNCH_EVENT_JOINED,   /* the round of agent->world has its nodes */
-    TDDP_LAUNCH_EVENT_ENDED,    /* the round is over, or the job, for agent->verdict */
+    TDDP_LAUNCH_EVENT_ENDED,    /* the round is over, or the job, for agent->outcome */
     TDDP_LAUNCH_EVENT_DONE,     /* the workers of all nodes have succeeded */
 } tddp_launch_event;
 
@@ -97,8 +97,8 @@ struct tddp_launch_agent {
     tddp_launch_cause cause;
     tddp_launch_signal received;      /* last */
     int signal;                       /* the first ending signal, or 0 */
-    bool front_gone;                  /* torchrun's front was killed, and that has been acted on */
-    tddp_launch_notification verdict; /* what the nodes have made of the round, up to now */
+    bool front_killed;                /* torchrun's front was killed, and that has been acted on */
+    tddp_launch_notification outcome; /* what the nodes have made of the round, up to now */
     bool reported; /* what ended the last round was a failure of ours, and its report is out */
     tddp_launch_record record; /* of what failed so far */
     char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
@@ -115,7 +115,7 @@ TDDP_NODISCARD tddp_status tddp_launch_agent_watch(tddp_launch_agent *agent,
 
 /* --- events.c -------------------------------------------------------------------------------- */
 
-/* What an event does in a phase; `value` is what its rule says. */
+/* What an event does in a phase; `value` is its rule's. */
 typedef void tddp_launch_action(tddp_launch_agent *agent, int value);
 
 void tddp_launch_agent_handle(tddp_launch_agent *agent, tddp_launch_event event);
@@ -144,7 +144,7 @@ tddp_launch_action tddp_launch_agent_start_workers;
 void tddp_launch_agent_log_next_round(tddp_launch_agent *agent);
 
 /* Whether another round follows once the workers of this one have ended, as far as this node can
- * tell: one node alone decides, several have all decide, and what they decide may come later. */
+ * know: one node alone decides, several have all decide, and what they decide may come later. */
 bool tddp_launch_agent_goes_on(const tddp_launch_agent *agent);
 
 /* Once nobody is left: reports why the round ended; starts the next one, or goes to FLUSHING. */

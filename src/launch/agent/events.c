@@ -1,5 +1,5 @@
 /*
- * Handles events: the list of rules, at the end, says what each of them does in which phases. Every
+ * Handles events: the list of rules, at the end, has what each of them does in which phases. Every
  * phase after RUNNING has a deadline, so that whatever workers do, torchrun ends. Main thread.
  */
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "launch/agent/agent_state.h"
 
 enum {
-    ROOT_CAUSE_MS = 1000, /* for the rank that others say they have lost */
+    ROOT_CAUSE_MS = 1000, /* for the rank that others report as lost */
     ORPHANED_MS = 5000,   /* for the workers, once torchrun's front was killed */
     KILL_AGAIN_MS = 100,  /* between two rounds of SIGKILL: new ones may have been started */
     MOST_KILLS = 80,      /* then what is left is stuck in the kernel */
@@ -53,8 +53,8 @@ static void stop(tddp_launch_agent *agent, int cause)
     }
     tddp_launch_agent_enter(agent, TDDP_LAUNCH_STOPPING,
                             (int64_t)(agent->options->shutdown_timeout * 1000));
-    if (agent->front_gone) {
-        /* Nobody sees the exit status any more, and whoever killed it expects a prompt end. */
+    if (agent->front_killed) {
+        /* No process sees the exit status any more, and a prompt end is expected. */
         shorten(agent, ORPHANED_MS);
     }
 }
@@ -71,11 +71,11 @@ static void kill_job(tddp_launch_agent *agent, int late)
         const tddp_launch_worker *worker = &agent->workers[i];
         if (worker->alive) {
             (void)snprintf(who, sizeof who, "rank %d (pid %d)", worker->rank, (int)worker->pid);
-            tddp_launch_console_say(&agent->console, text, who, limit);
+            tddp_launch_console_log(&agent->console, text, who, limit);
         }
     }
     if (first && agent->alive == 0) {
-        tddp_launch_console_say(&agent->console, text, "what workers had started", limit);
+        tddp_launch_console_log(&agent->console, text, "what workers had started", limit);
     }
     (void)tddp_launch_signal_descendants(NULL, SIGKILL);
     tddp_launch_agent_enter(agent, TDDP_LAUNCH_STOPPING, KILL_AGAIN_MS);
@@ -95,7 +95,7 @@ static bool job_has_ended(tddp_launch_agent *agent)
         (void)tddp_launch_signal_descendants(&signaled, SIGTERM);
     }
     if (agent->kills > MOST_KILLS) {
-        tddp_launch_console_say(&agent->console, "some processes of the workers cannot be killed");
+        tddp_launch_console_log(&agent->console, "some processes of the workers cannot be killed");
     }
     return agent->kills > MOST_KILLS;
 }
@@ -103,7 +103,7 @@ static bool job_has_ended(tddp_launch_agent *agent)
 static void stop_by_fault(tddp_launch_agent *agent, int cause)
 {
     (void)snprintf(agent->text, sizeof agent->text, "%s", tddp_error_message());
-    tddp_launch_console_say(&agent->console, "%s", agent->text);
+    tddp_launch_console_log(&agent->console, "%s", agent->text);
     stop(agent, cause);
 }
 
@@ -131,7 +131,7 @@ static void take_signal(tddp_launch_agent *agent, int cause)
                        : agent->alive > 0 ? "stopping workers; send it again to kill them"
                                           : "leaving the job";
     if (!stopping || agent->received.number != agent->signal) {
-        tddp_launch_console_say(&agent->console, "%s received: %s",
+        tddp_launch_console_log(&agent->console, "%s received: %s",
                                 tddp_launch_signal_name(agent->received.number, name), what);
     }
     if (!stopping) {
@@ -142,13 +142,13 @@ static void take_signal(tddp_launch_agent *agent, int cause)
 static void on_signal(tddp_launch_agent *agent)
 {
     const tddp_launch_signal *signal = &agent->received;
-    bool orphaned = !agent->front_gone && getppid() != agent->signals->parent;
+    bool orphaned = !agent->front_killed && getppid() != agent->signals->parent;
     if (!orphaned && signal->from_terminal && signal->number != SIGHUP &&
         agent->phase == TDDP_LAUNCH_RUNNING && agent->workers[0].alive &&
         agent->workers[0].has_terminal) {
         return; /* a key, which the worker has too: a debugger lives on Ctrl-C */
     }
-    agent->front_gone |= orphaned;
+    agent->front_killed |= orphaned;
     note_signal(agent, signal->number);
     tddp_launch_agent_handle(agent, orphaned        ? TDDP_LAUNCH_EVENT_ORPHANED
                                     : signal->again ? TDDP_LAUNCH_EVENT_REPEATED
@@ -231,7 +231,7 @@ static void take_failure(tddp_launch_agent *agent, int limit_ms)
         agent->received = (tddp_launch_signal){.number = SIGTERM};
         stop(agent, TDDP_LAUNCH_CAUSE_SIGNAL);
     } else {
-        /* Of a rank that only lost its peer other nodes may know more: that a node is lost, say. */
+        /* Of a rank that only lost its peer other nodes may know more, such as a lost node. */
         tddp_launch_agent_request(agent,
                                   root->error.consequence ? TDDP_LAUNCH_REQUEST_FAILED_AFTER_PEER
                                                           : TDDP_LAUNCH_REQUEST_FAILED,
@@ -259,13 +259,13 @@ tddp_status tddp_launch_agent_on_timers(void *data)
     tddp_launch_agent *agent = data;
     tddp_launch_timer timer;
     if (!tddp_launch_timers_read(agent->timers)) {
-        tddp_launch_console_say(&agent->console,
+        tddp_launch_console_log(&agent->console,
                                 "the workers have too many timers: further ones do not count");
     }
     while (tddp_launch_timers_expired(agent->timers, &timer)) {
         tddp_launch_worker *worker = find_worker(agent, timer.pid);
         if (worker && agent->phase == TDDP_LAUNCH_RUNNING) {
-            tddp_launch_console_say(&agent->console,
+            tddp_launch_console_log(&agent->console,
                                     "rank %d (pid %d): its timer \"%s\" has expired: ending it",
                                     worker->rank, (int)worker->pid, timer.scope);
             free(worker->expired_timer);
@@ -287,19 +287,19 @@ tddp_status tddp_launch_agent_on_timers(void *data)
  */
 static void take_end(tddp_launch_agent *agent, int value)
 {
-    bool failure = agent->verdict == TDDP_LAUNCH_NOTIFICATION_FAILED ||
-                   agent->verdict == TDDP_LAUNCH_NOTIFICATION_ENDED;
+    bool failure = agent->outcome == TDDP_LAUNCH_NOTIFICATION_FAILED ||
+                   agent->outcome == TDDP_LAUNCH_NOTIFICATION_ENDED;
     bool joining = agent->phase == TDDP_LAUNCH_JOINING;
     (void)value;
     if (agent->signal == 0 && (!failure || (joining && !agent->reported))) {
-        tddp_launch_console_say(&agent->console, "%s", agent->news);
+        tddp_launch_console_log(&agent->console, "%s", agent->news);
     }
-    if (joining && agent->verdict < TDDP_LAUNCH_NOTIFICATION_DONE) {
+    if (joining && agent->outcome < TDDP_LAUNCH_NOTIFICATION_DONE) {
         tddp_launch_agent_log_next_round(agent);
     } else if (agent->phase <= TDDP_LAUNCH_LINGERING) {
         (void)snprintf(agent->text, sizeof agent->text, "%s", agent->news);
         stop(agent, failure && !joining                                  ? TDDP_LAUNCH_CAUSE_PEER
-                    : agent->verdict == TDDP_LAUNCH_NOTIFICATION_CHANGED ? TDDP_LAUNCH_CAUSE_CHANGED
+                    : agent->outcome == TDDP_LAUNCH_NOTIFICATION_CHANGED ? TDDP_LAUNCH_CAUSE_CHANGED
                                                                          : TDDP_LAUNCH_CAUSE_FATAL);
     }
 }
@@ -313,15 +313,15 @@ tddp_status tddp_launch_agent_on_notifications(void *data)
     while ((got = tddp_launch_rendezvous_next(agent->rendezvous, &world, agent->news)) !=
            TDDP_LAUNCH_NOTIFICATION_NONE) {
         if (got == TDDP_LAUNCH_NOTIFICATION_STATUS) {
-            tddp_launch_console_say(&agent->console, "%s", agent->news);
+            tddp_launch_console_log(&agent->console, "%s", agent->news);
         } else if (got != TDDP_LAUNCH_NOTIFICATION_JOINED) {
-            agent->verdict = got;
+            agent->outcome = got;
             tddp_launch_agent_handle(agent, got == TDDP_LAUNCH_NOTIFICATION_DONE
                                                 ? TDDP_LAUNCH_EVENT_DONE
                                                 : TDDP_LAUNCH_EVENT_ENDED);
         } else if (agent->phase == TDDP_LAUNCH_JOINING) {
             agent->world = world;
-            agent->verdict = got;
+            agent->outcome = got;
             tddp_launch_agent_handle(agent, TDDP_LAUNCH_EVENT_JOINED);
         }
     }
@@ -417,7 +417,7 @@ void tddp_launch_agent_handle(tddp_launch_agent *agent, tddp_launch_event event)
         const rule *found = &rules[i];
         if (found->event == event && found->first <= agent->phase && agent->phase <= found->last) {
             if (found->text) {
-                tddp_launch_console_say(&agent->console, "%s", found->text);
+                tddp_launch_console_log(&agent->console, "%s", found->text);
             }
             found->action(agent, found->value);
             return;

@@ -44,7 +44,7 @@ char *tddp_launch_agent_health(void *data, bool *healthy)
     const tddp_launch_agent *agent = data;
     const tddp_launch_world *world = &agent->world;
     tddp_launch_json json = {0};
-    /* As far as this node can tell: one that restarts has not failed. */
+    /* As far as this node knows: one that restarts has not failed. */
     *healthy = agent->cause < TDDP_LAUNCH_CAUSE_WORKER || tddp_launch_agent_goes_on(agent);
     tddp_launch_json_open(&json, NULL, '{');
     tddp_launch_json_bool(&json, "healthy", *healthy);

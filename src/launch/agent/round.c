@@ -78,7 +78,7 @@ void tddp_launch_agent_forget_workers(tddp_launch_agent *agent)
 
 /* --- the start ------------------------------------------------------------------------------- */
 
-/* The only node's store, where the workers are told to find it. */
+/* The only node's store, at the address that workers get. */
 static tddp_status open_server(tddp_launch_agent *agent)
 {
     const tddp_launch_options *options = agent->options;
@@ -152,11 +152,11 @@ static void start_next_round(tddp_launch_agent *agent)
 
 void tddp_launch_agent_log_next_round(tddp_launch_agent *agent)
 {
-    if (!agent->rendezvous || agent->verdict == TDDP_LAUNCH_NOTIFICATION_FAILED) {
-        tddp_launch_console_say(&agent->console, "restarting workers (restart %d of %d)",
+    if (!agent->rendezvous || agent->outcome == TDDP_LAUNCH_NOTIFICATION_FAILED) {
+        tddp_launch_console_log(&agent->console, "restarting workers (restart %d of %d)",
                                 agent->world.restart + 1, agent->options->max_restarts);
-    } else if (agent->verdict == TDDP_LAUNCH_NOTIFICATION_CHANGED) {
-        tddp_launch_console_say(&agent->console, "restarting workers after a membership change");
+    } else if (agent->outcome == TDDP_LAUNCH_NOTIFICATION_CHANGED) {
+        tddp_launch_console_log(&agent->console, "restarting workers after a membership change");
     }
 }
 
@@ -167,7 +167,7 @@ bool tddp_launch_agent_goes_on(const tddp_launch_agent *agent)
     if (!reason || agent->signal != 0) {
         return false;
     }
-    return agent->rendezvous ? agent->verdict < TDDP_LAUNCH_NOTIFICATION_DONE
+    return agent->rendezvous ? agent->outcome < TDDP_LAUNCH_NOTIFICATION_DONE
                              : agent->world.restart < agent->options->max_restarts;
 }
 
@@ -202,7 +202,7 @@ void tddp_launch_agent_finish_round(tddp_launch_agent *agent, int value)
         start_next_round(agent);
         return;
     }
-    if (agent->verdict < TDDP_LAUNCH_NOTIFICATION_DONE && agent->signal == 0) {
+    if (agent->outcome < TDDP_LAUNCH_NOTIFICATION_DONE && agent->signal == 0) {
         /* Whatever it was, the others need not find out by silence. */
         tddp_launch_agent_send_leave(agent, "has ended");
     }

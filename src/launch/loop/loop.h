@@ -18,7 +18,7 @@ typedef enum tddp_launch_priority {
     TDDP_LAUNCH_PRIORITY_SIGNAL,
     TDDP_LAUNCH_PRIORITY_EVENT,
     TDDP_LAUNCH_PRIORITY_DEADLINE, /* what came in time counts */
-    TDDP_LAUNCH_PRIORITY_REQUEST,  /* whoever asks for the state gets the latest */
+    TDDP_LAUNCH_PRIORITY_REQUEST,  /* a request for the state gets the latest */
 } tddp_launch_priority;
 
 /* The descriptor is ready, or the time has come. */

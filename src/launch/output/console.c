@@ -47,8 +47,8 @@ static void log_line(tddp_log_level level, const char *room, const char *text, v
     }
 }
 
-/* The end of the run need not wait for these lines: somebody may be the reason for them who is no
- * part of the job. */
+/* The end of the run need not wait for these lines: clients that are no part of the job may be the
+ * reason for them. */
 static tddp_status on_logged(void *data)
 {
     tddp_launch_console *console = data;
@@ -244,7 +244,7 @@ void tddp_launch_console_put(tddp_launch_console *console, const char *head, con
     if (console->lost > 0) {
         uint64_t lost = console->lost;
         console->lost = 0;
-        tddp_launch_console_say(console, "%" PRIu64 " lines were lost: nobody read standard error",
+        tddp_launch_console_log(console, "%" PRIu64 " lines were lost: nobody read standard error",
                                 lost);
     }
     /* One of another node's lines must not look like one of torchrun's. */
@@ -264,7 +264,7 @@ void tddp_launch_console_put(tddp_launch_console *console, const char *head, con
     }
 }
 
-void tddp_launch_console_say(tddp_launch_console *console, const char *format, ...)
+void tddp_launch_console_log(tddp_launch_console *console, const char *format, ...)
 {
     char text[SAID_BYTES];
     va_list arguments;
@@ -299,7 +299,7 @@ static void lose(tddp_launch_sink *sink, tddp_launch_console *console)
     sink->abandoned = error == EPIPE;
     if (!sink->reported && !sink->abandoned) {
         sink->reported = true;
-        tddp_launch_console_say(console, "%s: %s; what cannot be written there is lost", sink->name,
+        tddp_launch_console_log(console, "%s: %s; what cannot be written there is lost", sink->name,
                                 strerror(error));
     }
 }

@@ -1,6 +1,6 @@
 /*
  * What torchrun writes: its own standard output and standard error, which never block it, and log
- * files. A sink is one of them. torchrun's own lines go through tddp_launch_console_say() and
+ * files. A sink is one of them. torchrun's own lines go through tddp_launch_console_log() and
  * put(), which let no control character through: parts of them may come from workers and other
  * nodes.
  */
@@ -57,7 +57,7 @@ void tddp_launch_console_close(tddp_launch_console *console);
 
 /* Queues torchrun's own line, "torchrun: TEXT", for standard error; further lines of the text are
  * indented. Cut beyond 8 KiB; lost if memory is short, and counted if nobody reads. */
-void tddp_launch_console_say(tddp_launch_console *console, const char *format, ...)
+void tddp_launch_console_log(tddp_launch_console *console, const char *format, ...)
     TDDP_PRINTF(2, 3);
 
 /* Queues a part of a report: `head`, which is torchrun's own, and a text, whose further lines are

@@ -24,7 +24,7 @@ static bool make_all(const char *path)
     }
     for (char *slash = strchr(copy + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        (void)mkdir(copy, 0777); /* the last one tells whether all went well */
+        (void)mkdir(copy, 0777); /* the last one has the status of all */
         *slash = '/';
     }
     free(copy);

@@ -25,7 +25,6 @@ struct tddp_launch_output {
     char *attempt; /* of the attempt that goes on; NULL: none */
     bool discards; /* --log-dir=/dev/null: what would go to a log file goes nowhere */
     tddp_launch_sink filtered[TDDP_LAUNCH_STREAMS];
-    int null_fd;               /* for streams that nobody wants; -1: not opened */
     tddp_launch_route *routes; /* TDDP_LAUNCH_STREAMS for each worker */
     int count;                 /* of workers */
 };
@@ -60,10 +59,10 @@ tddp_status tddp_launch_output_create(const tddp_launch_options *options, const 
         return TDDP_SYSTEM;
     }
     if (!output->run) {
-        tddp_launch_console_say(console,
+        tddp_launch_console_log(console,
                                 "no temporary folder: workers have no error file (set TMPDIR)");
     } else if (output->kept && !log_dir) {
-        tddp_launch_console_say(console, "logs are in %s", output->run);
+        tddp_launch_console_log(console, "logs are in %s", output->run);
     }
     *out = output;
     return TDDP_OK;
@@ -104,7 +103,7 @@ static bool open_log(tddp_launch_output *output, char *path, const char *otherwi
         return true;
     }
     if (known) {
-        tddp_launch_console_say(output->console, "%s: %s", tddp_error_message(), otherwise);
+        tddp_launch_console_log(output->console, "%s: %s", tddp_error_message(), otherwise);
     }
     return false;
 }
@@ -213,7 +212,7 @@ static tddp_status choose_route(tddp_launch_output *output, const tddp_launch_wo
     if (route->filters) {
         route->mark = make_prefix(output, world, local_rank, false);
     }
-    /* Whoever is alone may ask the terminal what it is. */
+    /* A worker that is alone may ask the terminal what it is. */
     bool owns = sink->terminal && route->raw && output->count == 1 && !logged;
     int own_fd = stream == TDDP_LAUNCH_OUT ? STDOUT_FILENO : STDERR_FILENO;
     route->fd = route->filters ? -1 : !shown ? route->file.fd : owns ? own_fd : -1;
@@ -228,7 +227,7 @@ tddp_status tddp_launch_output_begin(tddp_launch_output *output, const tddp_laun
     if (output->run) {
         output->attempt = tddp_launch_folder_begin(output->run, world->restart, world->local_size);
         if (!output->attempt) {
-            tddp_launch_console_say(output->console,
+            tddp_launch_console_log(output->console,
                                     "%s: there are no logs and error files of this attempt",
                                     tddp_error_message());
         }

@@ -124,7 +124,7 @@ static void put_failures(tddp_launch_console *console, tddp_launch_json *json,
 static void put_elsewhere(tddp_launch_console *console, const char *program, const char *text)
 {
     int length = (int)strcspn(text, "\n");
-    tddp_launch_console_say(console, "%s FAILED elsewhere: %.*s", program, length, text);
+    tddp_launch_console_log(console, "%s FAILED elsewhere: %.*s", program, length, text);
     if (text[length] == '\n') {
         tddp_launch_console_put(console, "", line);
         tddp_launch_console_put(console, "", "Root cause, as that node reported it:");
@@ -186,7 +186,7 @@ void tddp_launch_report(tddp_launch_record *record, const tddp_launch_attempt *a
         put_elsewhere(console, attempt->program, elsewhere);
         put_failures(NULL, json, attempt);
     } else if (root) {
-        tddp_launch_console_say(console, "%s FAILED: rank %d, %s", attempt->program, root->rank,
+        tddp_launch_console_log(console, "%s FAILED: rank %d, %s", attempt->program, root->rank,
                                 tddp_launch_ending(root, text));
         tddp_launch_console_put(console, "", line);
         put_failures(console, json, attempt);
@@ -220,7 +220,7 @@ static void write_json(tddp_launch_json *json, const char *path, tddp_launch_con
 {
     json->failed |= tddp_bytes_append(&json->text, "\n", 1) != TDDP_OK;
     if (json->failed || tddp_launch_write_file(path, json->text.data, json->text.size) != TDDP_OK) {
-        tddp_launch_console_say(console, "no report: %s", tddp_error_message());
+        tddp_launch_console_log(console, "no report: %s", tddp_error_message());
     }
 }
 

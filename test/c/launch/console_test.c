@@ -11,7 +11,7 @@ TEST(texts_of_others_are_said_without_control_characters)
 {
     desk made;
     open_desk(&made);
-    tddp_launch_console_say(&made.console, "rank %d: %s", 3,
+    tddp_launch_console_log(&made.console, "rank %d: %s", 3,
                             "a\x1b[2J\x07 b\tc\r\xc2\x9b"
                             "d");
     check_console(&made, TDDP_LAUNCH_ERR, "torchrun: rank 3: a?[2J? b\tc??d\n");
@@ -27,14 +27,14 @@ TEST(further_lines_are_indented)
 {
     desk made;
     open_desk(&made);
-    tddp_launch_console_say(&made.console, "%s", "lost node 1\ntorchrun: all is well");
+    tddp_launch_console_log(&made.console, "%s", "lost node 1\ntorchrun: all is well");
     check_console(&made, TDDP_LAUNCH_ERR,
                   "torchrun: lost node 1\n          torchrun: all is well\n");
     take(&made.routes[0], "x\n");
     made.routes[1].shown = &made.console.sinks[TDDP_LAUNCH_ERR];
     made.routes[1].raw = true;
     take(&made.routes[1], "unfinished");
-    tddp_launch_console_say(&made.console, "hm");
+    tddp_launch_console_log(&made.console, "hm");
     check_console(&made, TDDP_LAUNCH_ERR, "unfinished\ntorchrun: hm\n");
     close_desk(&made);
 }
@@ -64,14 +64,14 @@ TEST(lines_that_nobody_reads_are_bounded_and_counted)
     open_desk(&made);
     tddp_bytes *queue = &made.console.sinks[TDDP_LAUNCH_ERR].queue;
     write_much(&made, 2 * FULL_BYTES - 1);
-    tddp_launch_console_say(&made.console, "own"); /* which comes all the same */
+    tddp_launch_console_log(&made.console, "own"); /* which comes all the same */
     CHECK_INT(queue->size, 2 * FULL_BYTES - 1 + sizeof "torchrun: own\n" - 1);
     size_t most = queue->size;
-    tddp_launch_console_say(&made.console, "lost");
+    tddp_launch_console_log(&made.console, "lost");
     tddp_launch_console_put(&made.console, "", "lost");
     CHECK_INT(queue->size, most);
     empty(&made);
-    tddp_launch_console_say(&made.console, "here again");
+    tddp_launch_console_log(&made.console, "here again");
     check_console(&made, TDDP_LAUNCH_ERR,
                   "torchrun: 2 lines were lost: nobody read standard error\n"
                   "torchrun: here again\n");
@@ -113,7 +113,7 @@ TEST(the_end_waits_for_all_but_logged_lines)
     tddp_log(TDDP_LOG_WARN, "store", "client \x1b]0;x");
     CHECK_OK(tddp_launch_loop_turn(&loop));
     CHECK(!tddp_launch_console_pending(&made.console));
-    tddp_launch_console_say(&made.console, "a report");
+    tddp_launch_console_log(&made.console, "a report");
     CHECK(tddp_launch_console_pending(&made.console));
     check_console(&made, TDDP_LAUNCH_ERR, "torchrun: client ?]0;x\ntorchrun: a report\n");
     tddp_launch_sink *sink = &made.console.sinks[TDDP_LAUNCH_ERR];
@@ -235,7 +235,7 @@ TEST(what_is_queued_is_written_once_there_is_room)
     int reader = open_with_pipe(&made, &loop);
     tddp_launch_sink *sink = &made.console.sinks[TDDP_LAUNCH_ERR];
     CHECK_INT(sink->source.events, 0); /* nothing waits, so there is nothing to wake for */
-    tddp_launch_console_say(&made.console, "hello");
+    tddp_launch_console_log(&made.console, "hello");
     CHECK_OK(tddp_launch_loop_turn(&loop));
     CHECK_INT(read(reader, text, sizeof text - 1), 16);
     CHECK_TEXT(text, "torchrun: hello\n");

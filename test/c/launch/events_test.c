@@ -15,7 +15,7 @@ static void open_agent(tddp_launch_agent *agent, tddp_launch_phase phase)
         .options = &options,
         .program = &program,
         .phase = phase,
-        .verdict = TDDP_LAUNCH_NOTIFICATION_FAILED,
+        .outcome = TDDP_LAUNCH_NOTIFICATION_FAILED,
         .received = {.number = SIGINT},
     };
     for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {

@@ -142,7 +142,7 @@ TEST(a_raw_stream_passes_as_it_comes)
     made.routes[0].raw = true;
     take(&made.routes[0], "promp");
     check_console(&made, TDDP_LAUNCH_OUT, "promp");
-    tddp_launch_console_say(&made.console, "hm");
+    tddp_launch_console_log(&made.console, "hm");
     check_console(&made, TDDP_LAUNCH_ERR, "torchrun: hm\n");
     CHECK_OK(tddp_launch_route_take(&made.routes[0], "t", 1, true));
     check_console(&made, TDDP_LAUNCH_OUT, "t");
