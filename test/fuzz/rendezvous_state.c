@@ -30,8 +30,6 @@ static void try_entry(const char *data, size_t size)
     require(tddp_launch_entry_read(text.data, text.size, &again) == TDDP_OK);
     require(tddp_launch_entry_write(&again, &second) == TDDP_OK);
     require(second.size == text.size && memcmp(second.data, text.data, text.size) == 0);
-    tddp_launch_entry_free(&entry);
-    tddp_launch_entry_free(&again);
     tddp_bytes_free(&text);
     tddp_bytes_free(&second);
 }

@@ -145,7 +145,7 @@ class EndpointsTest < NodesCase
     await_host(port)
     result = at("127.0.0.1:#{port}", "--rdzv-conf=join_timeout=1", *shell("echo no"), id: "their-job").finish
     assert_code 1, result
-    assert_match(/not all of the 2 nodes came to 127\.0\.0\.1:#{port} within 1 s/, result.err)
+    assert_match(/only 1 of the 2 nodes came to 127\.0\.0\.1:#{port} within 1 s/, result.err)
     first.signal(:INT)
     assert_code 130, first.finish
   end

@@ -136,7 +136,7 @@ class NodesTest < NodesCase
     result = node(0, "--rdzv-conf=join_timeout=1", *shell("echo no"), port: free_port).finish
     assert_code 1, result
     assert_empty result.out
-    assert_match(/not all of the 2 nodes came to 127\.0\.0\.1:\d+ within 1 s \(node rank 1 is missing; here: node 0 \(\S+ pid \d+\)\)/, result.err)
+    assert_match(/only 1 of the 2 nodes came to 127\.0\.0\.1:\d+ within 1 s: node rank 1 has not come; here: node 0 \(\S+ pid \d+\);/, result.err)
   end
 
   def test_a_host_that_is_not_there

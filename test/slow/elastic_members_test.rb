@@ -60,7 +60,7 @@ class ElasticMembersTest < ElasticCase
     runs[1].finish
     result = runs[0].finish
     assert_code 1, result
-    assert_match(/not all of the 2 nodes came/, result.err)
+    assert_match(/only 1 of the 2 nodes came/, result.err)
   end
 
   def test_a_spare_waits_until_a_place_is_free

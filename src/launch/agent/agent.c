@@ -2,9 +2,7 @@
  * A run of torchrun: creates what lasts for the run, has the loop wait for events, and cleans up at
  * the end. The agent owns everything it makes and releases it on its single exit path. Main thread.
  */
-#include <fcntl.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "launch/agent/agent_state.h"
 #include "net/net.h"
@@ -35,53 +33,22 @@ static bool open_loop(tddp_launch_agent *agent)
                                    tddp_launch_agent_on_deadline) == TDDP_OK;
 }
 
-static bool make_workers(tddp_launch_agent *agent, int count)
-{
-    agent->workers = tddp_alloc_array((size_t)count, sizeof *agent->workers);
-    if (!agent->workers) {
-        return false;
-    }
-    for (int i = 0; i < count; i++) {
-        agent->workers[i] = (tddp_launch_worker){.fds = {-1, -1}};
-    }
-    agent->count = count;
-    return true;
-}
-
 static void choose_run_id(tddp_launch_agent *agent)
 {
     const tddp_launch_options *options = agent->options;
-    if (options->run_id && !options->standalone) {
-        agent->job.run_id = options->run_id;
-    } else if (options->max_nodes > 1) {
-        agent->job.run_id = "none";
-    } else {
-        (void)snprintf(agent->run_id, sizeof agent->run_id, "%016llx",
-                       (unsigned long long)tddp_hash("", 0)); /* random in each process */
-        agent->job.run_id = agent->run_id;
-    }
+    const char *given = options->standalone ? NULL : options->run_id;
+    (void)snprintf(agent->run_id, sizeof agent->run_id, "%016llx",
+                   (unsigned long long)tddp_hash("", 0)); /* random in each process */
+    agent->job.run_id = given ? given : options->max_nodes > 1 ? "none" : agent->run_id;
 }
 
 /* A pipe and a log file for each stream of many workers, and the ranks of all nodes at the store,
  * are more than the usual limit: as many as are allowed. Workers get the old limit back. */
-static bool allow_files(tddp_launch_agent *agent)
+static void allow_files(tddp_launch_agent *agent)
 {
-    if (getrlimit(RLIMIT_NOFILE, &agent->files) != 0) {
-        (void)tddp_fail_errno("getrlimit");
-        return false;
-    }
+    (void)getrlimit(RLIMIT_NOFILE, &agent->files); /* cannot fail */
     struct rlimit raised = {agent->files.rlim_max, agent->files.rlim_max};
     (void)setrlimit(RLIMIT_NOFILE, &raised);
-    return true;
-}
-
-static bool open_null(tddp_launch_agent *agent)
-{
-    agent->null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-    if (agent->null_fd < 0) {
-        (void)tddp_fail_errno("/dev/null");
-    }
-    return agent->null_fd >= 0;
 }
 
 /* The job runs without one if its port cannot be had. */
@@ -119,13 +86,13 @@ static bool open_timers(tddp_launch_agent *agent)
 /* False with a text. */
 static bool prepare(tddp_launch_agent *agent, const tddp_launch_devices *devices, int count)
 {
-    if (!make_workers(agent, count) || !open_null(agent) || !allow_files(agent) ||
+    allow_files(agent);
+    agent->workers = tddp_alloc_array((size_t)count, sizeof *agent->workers);
+    if (!agent->workers ||
         tddp_launch_job_prepare(agent->options, devices, count, &agent->job) != TDDP_OK) {
         return false;
     }
-    if (agent->job.binding.note[0] != '\0') {
-        tddp_launch_console_say(&agent->console, "--numa-binding: %s", agent->job.binding.note);
-    }
+    agent->count = count;
     tddp_launch_terminal_look(&agent->terminal);
     choose_run_id(agent);
     if (tddp_launch_adopt_orphans() != TDDP_OK ||
@@ -149,8 +116,7 @@ static void release(tddp_launch_agent *agent)
     tddp_bytes_free(&agent->record.json.text);
     tddp_launch_timers_close(agent->timers);
     tddp_launch_output_free(agent->output);
-    free(agent->job.binding.sets);
-    tddp_close(agent->null_fd);
+    free(agent->job.cpus);
     tddp_launch_console_close(&agent->console);
     tddp_launch_loop_free(&agent->loop);
 }
@@ -181,7 +147,6 @@ int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_progra
         .options = options,
         .program = program,
         .signals = signals,
-        .null_fd = -1,
         .world = {.node_rank = -1},
     };
     bool opened = open_loop(&agent);

@@ -87,8 +87,7 @@ struct tddp_launch_agent {
     long long oom_kills;        /* of the kernel, that have been accounted for */
     tddp_launch_timers *timers; /* NULL: there can be none */
     tddp_launch_health *health; /* --health-check-port; else NULL */
-    int null_fd;
-    struct rlimit files; /* how many torchrun was started with */
+    struct rlimit files;        /* how many torchrun was started with */
     tddp_launch_worker *workers;
     int count; /* of workers, on this node */
     int alive;
@@ -116,19 +115,8 @@ TDDP_NODISCARD tddp_status tddp_launch_agent_watch(tddp_launch_agent *agent,
 
 /* --- events.c -------------------------------------------------------------------------------- */
 
-/* What an event does in a phase; `value` is the rule's. */
+/* What an event does in a phase; `value` is what its rule says. */
 typedef void tddp_launch_action(tddp_launch_agent *agent, int value);
-
-typedef struct tddp_launch_rule {
-    tddp_launch_event event;
-    tddp_launch_phase first; /* from this phase on */
-    tddp_launch_phase last;  /* up to this one */
-    tddp_launch_action *action;
-    int value;
-} tddp_launch_rule;
-
-/* NULL: nothing happens. */
-const tddp_launch_rule *tddp_launch_rule_of(tddp_launch_phase phase, tddp_launch_event event);
 
 void tddp_launch_agent_handle(tddp_launch_agent *agent, tddp_launch_event event);
 
@@ -165,11 +153,11 @@ tddp_launch_action tddp_launch_agent_finish_round;
 /* Forgets the workers, which have ended. */
 void tddp_launch_agent_forget_workers(tddp_launch_agent *agent);
 
-/* Reports to the other nodes, if there are any, how this one fares. */
-void tddp_launch_agent_report(const tddp_launch_agent *agent, tddp_launch_node_state state,
-                              const char *text);
+/* tddp_launch_rendezvous_request(), if there is a rendezvous. */
+void tddp_launch_agent_request(const tddp_launch_agent *agent, tddp_launch_request request,
+                               const char *text);
 
-/* The same of this node's leaving: "node 1" with what it did behind it. */
+/* Requests to leave it: "node 1" with what it did behind it. */
 void tddp_launch_agent_send_leave(const tddp_launch_agent *agent, const char *what);
 
 /* Ends the rendezvous. */

@@ -53,34 +53,32 @@ static void stop(tddp_launch_agent *agent, int cause)
     }
     tddp_launch_agent_enter(agent, TDDP_LAUNCH_STOPPING,
                             (int64_t)(agent->options->shutdown_timeout * 1000));
+    if (agent->front_gone) {
+        /* Nobody sees the exit status any more, and whoever killed it expects a prompt end. */
+        shorten(agent, ORPHANED_MS);
+    }
 }
 
-static void kill_job(tddp_launch_agent *agent, int value)
+/* `late`: the deadline has passed. */
+static void kill_job(tddp_launch_agent *agent, int late)
 {
-    (void)value;
-    agent->kills++;
-    (void)tddp_launch_signal_descendants(NULL, SIGKILL);
-    tddp_launch_agent_enter(agent, TDDP_LAUNCH_STOPPING, KILL_AGAIN_MS);
-}
-
-static void kill_late(tddp_launch_agent *agent, int value)
-{
+    static const char text[] = "%s did not end within %g s (--shutdown-timeout): killed";
     double limit = agent->options->shutdown_timeout;
-    for (int i = 0; i < agent->count && agent->kills == 0; i++) {
+    char who[64];
+    bool first = late && agent->kills == 0;
+    agent->kills++;
+    for (int i = 0; i < agent->count && first; i++) {
         const tddp_launch_worker *worker = &agent->workers[i];
         if (worker->alive) {
-            tddp_launch_console_say(
-                &agent->console,
-                "rank %d (pid %d) did not end within %g s (--shutdown-timeout): killed",
-                worker->rank, (int)worker->pid, limit);
+            (void)snprintf(who, sizeof who, "rank %d (pid %d)", worker->rank, (int)worker->pid);
+            tddp_launch_console_say(&agent->console, text, who, limit);
         }
     }
-    if (agent->alive == 0 && agent->kills == 0) {
-        tddp_launch_console_say(
-            &agent->console,
-            "what workers had started did not end within %g s (--shutdown-timeout): killed", limit);
+    if (first && agent->alive == 0) {
+        tddp_launch_console_say(&agent->console, text, "what workers had started", limit);
     }
-    kill_job(agent, value);
+    (void)tddp_launch_signal_descendants(NULL, SIGKILL);
+    tddp_launch_agent_enter(agent, TDDP_LAUNCH_STOPPING, KILL_AGAIN_MS);
 }
 
 /* Whether no process of the job is left, or none that can be killed. */
@@ -124,38 +122,24 @@ static void note_signal(tddp_launch_agent *agent, int number)
     }
 }
 
-static void log_received(tddp_launch_agent *agent, const char *what)
+/* While the job's processes are being ended, another signal changes nothing. */
+static void take_signal(tddp_launch_agent *agent, int cause)
 {
     char name[32];
-    tddp_launch_console_say(&agent->console, "%s received: %s",
-                            tddp_launch_signal_name(agent->received.number, name), what);
-}
-
-static void stop_by_signal(tddp_launch_agent *agent, int cause)
-{
-    log_received(agent, agent->alive > 0 ? "stopping workers; send it again to kill them"
-                                         : "leaving the job");
-    stop(agent, cause);
-}
-
-/* While the job's processes are being ended, another signal changes nothing. */
-static void log_signal(tddp_launch_agent *agent, int value)
-{
-    (void)value;
-    if (agent->received.number != agent->signal) {
-        log_received(agent, "workers are being stopped already; send it again to kill them");
+    bool stopping = agent->phase == TDDP_LAUNCH_STOPPING;
+    const char *what = stopping ? "workers are being stopped already; send it again to kill them"
+                       : agent->alive > 0 ? "stopping workers; send it again to kill them"
+                                          : "leaving the job";
+    if (!stopping || agent->received.number != agent->signal) {
+        tddp_launch_console_say(&agent->console, "%s received: %s",
+                                tddp_launch_signal_name(agent->received.number, name), what);
+    }
+    if (!stopping) {
+        stop(agent, cause);
     }
 }
 
-/* Nobody sees the exit status any more, and whoever killed the front expects a prompt end. */
-static void stop_orphaned(tddp_launch_agent *agent, int cause)
-{
-    tddp_launch_console_say(&agent->console, "killed: stopping workers");
-    stop(agent, cause);
-    shorten(agent, ORPHANED_MS);
-}
-
-static void take_signal(tddp_launch_agent *agent)
+static void on_signal(tddp_launch_agent *agent)
 {
     const tddp_launch_signal *signal = &agent->received;
     bool orphaned = !agent->front_gone && getppid() != agent->signals->parent;
@@ -203,15 +187,14 @@ static void reap(tddp_launch_agent *agent)
     tddp_launch_agent_handle(agent, TDDP_LAUNCH_EVENT_FAILURE);
 }
 
-tddp_status tddp_launch_agent_on_signals(void *data, int events)
+tddp_status tddp_launch_agent_on_signals(void *data)
 {
     tddp_launch_agent *agent = data;
-    (void)events;
     while ((agent->received = tddp_launch_signals_next(agent->signals)).number != 0) {
         if (agent->received.number == SIGCHLD) {
             reap(agent);
         } else {
-            take_signal(agent);
+            on_signal(agent);
         }
     }
     return TDDP_OK;
@@ -249,33 +232,32 @@ static void take_failure(tddp_launch_agent *agent, int limit_ms)
         stop(agent, TDDP_LAUNCH_CAUSE_SIGNAL);
     } else {
         /* Of a rank that only lost its peer other nodes may know more: that a node is lost, say. */
-        tddp_launch_agent_report(
-            agent,
-            root->error.consequence ? TDDP_LAUNCH_NODE_FAILED_AFTER_PEER : TDDP_LAUNCH_NODE_FAILED,
-            tddp_launch_report_summary(agent->workers, agent->count, agent->world.node_rank, text,
-                                       sizeof text));
+        tddp_launch_agent_request(agent,
+                                  root->error.consequence ? TDDP_LAUNCH_REQUEST_FAILED_AFTER_PEER
+                                                          : TDDP_LAUNCH_REQUEST_FAILED,
+                                  tddp_launch_report_summary(agent->workers, agent->count,
+                                                             agent->world.node_rank, text,
+                                                             sizeof text));
         stop(agent, TDDP_LAUNCH_CAUSE_WORKER);
     }
 }
 
 /* All workers have succeeded. */
-static void linger(tddp_launch_agent *agent, int value)
+static void linger(tddp_launch_agent *agent, int cause)
 {
-    (void)value;
     if (agent->rendezvous) {
         tddp_launch_agent_enter(agent, TDDP_LAUNCH_LINGERING, -1);
-        tddp_launch_agent_report(agent, TDDP_LAUNCH_NODE_DONE, "");
+        tddp_launch_agent_request(agent, TDDP_LAUNCH_REQUEST_DONE, "");
     } else {
-        stop(agent, TDDP_LAUNCH_CAUSE_NONE);
+        stop(agent, cause);
     }
 }
 
 /* Ends workers whose timers have expired: from there on they are workers that fail. */
-tddp_status tddp_launch_agent_on_timers(void *data, int events)
+tddp_status tddp_launch_agent_on_timers(void *data)
 {
     tddp_launch_agent *agent = data;
     tddp_launch_timer timer;
-    (void)events;
     if (!tddp_launch_timers_read(agent->timers)) {
         tddp_launch_console_say(&agent->console,
                                 "the workers have too many timers: further ones do not count");
@@ -322,20 +304,12 @@ static void take_end(tddp_launch_agent *agent, int value)
     }
 }
 
-static void leave_done_job(tddp_launch_agent *agent, int cause)
-{
-    tddp_launch_console_say(&agent->console,
-                            "the job is done; this node was not needed for it any more");
-    stop(agent, cause);
-}
-
-tddp_status tddp_launch_agent_on_notifications(void *data, int events)
+tddp_status tddp_launch_agent_on_notifications(void *data)
 {
     tddp_launch_agent *agent = data;
     tddp_launch_world world;
     tddp_launch_notification got;
     bool over = tddp_launch_rendezvous_over(agent->rendezvous);
-    (void)events;
     while ((got = tddp_launch_rendezvous_next(agent->rendezvous, &world, agent->news)) !=
            TDDP_LAUNCH_NOTIFICATION_NONE) {
         if (got == TDDP_LAUNCH_NOTIFICATION_STATUS) {
@@ -397,58 +371,62 @@ void tddp_launch_agent_advance(tddp_launch_agent *agent)
 
 /* --- the rules ------------------------------------------------------------------------------- */
 
+typedef struct rule {
+    tddp_launch_event event;
+    tddp_launch_phase first; /* from this phase on */
+    tddp_launch_phase last;  /* up to this one */
+    tddp_launch_action *action;
+    int value;
+    const char *text; /* for people; or NULL */
+} rule;
+
 /* Short for what stands in the list. */
 #define EVENT(name) TDDP_LAUNCH_EVENT_##name
 #define IN(first, last) TDDP_LAUNCH_##first, TDDP_LAUNCH_##last
 #define BY(name) TDDP_LAUNCH_CAUSE_##name
 
-static const tddp_launch_rule rules[] = {
-    {EVENT(SIGNAL), IN(JOINING, LINGERING), stop_by_signal, BY(SIGNAL)},
-    {EVENT(SIGNAL), IN(STOPPING, STOPPING), log_signal, 0},
-    {EVENT(SIGNAL), IN(FLUSHING, FLUSHING), shorten, HURRY_MS},
-    {EVENT(REPEATED), IN(JOINING, LINGERING), stop_by_signal, BY(SIGNAL)},
-    {EVENT(REPEATED), IN(STOPPING, STOPPING), kill_job, 0},
-    {EVENT(REPEATED), IN(FLUSHING, FLUSHING), end_run, 0},
-    {EVENT(ORPHANED), IN(JOINING, LINGERING), stop_orphaned, BY(SIGNAL)},
-    {EVENT(ORPHANED), IN(STOPPING, STOPPING), shorten, ORPHANED_MS},
-    {EVENT(ORPHANED), IN(FLUSHING, FLUSHING), end_run, 0},
-    {EVENT(FAULT), IN(JOINING, LINGERING), stop_by_fault, BY(FATAL)},
-    {EVENT(FAULT), IN(FLUSHING, FLUSHING), end_run, 0},
-    {EVENT(UNREAD), IN(JOINING, LINGERING), stop, BY(UNREAD)},
-    {EVENT(FAILURE), IN(RUNNING, RUNNING), take_failure, ROOT_CAUSE_MS},
-    {EVENT(DEADLINE), IN(RUNNING, RUNNING), take_failure, 0},
-    {EVENT(DEADLINE), IN(STOPPING, STOPPING), kill_late, 0},
-    {EVENT(DEADLINE), IN(FLUSHING, FLUSHING), flush_alone, 0},
-    {EVENT(COMPLETE), IN(RUNNING, RUNNING), linger, 0},
-    {EVENT(COMPLETE), IN(STOPPING, STOPPING), tddp_launch_agent_finish_round, 0},
-    {EVENT(COMPLETE), IN(FLUSHING, FLUSHING), end_run, 0},
-    {EVENT(JOINED), IN(JOINING, JOINING), tddp_launch_agent_start_workers, 0},
-    {EVENT(ENDED), IN(JOINING, FLUSHING), take_end, 0},
-    {EVENT(DONE), IN(JOINING, JOINING), leave_done_job, BY(NONE)},
-    {EVENT(DONE), IN(RUNNING, LINGERING), stop, BY(NONE)},
+static const rule rules[] = {
+    {EVENT(SIGNAL), IN(JOINING, STOPPING), take_signal, BY(SIGNAL), NULL},
+    {EVENT(SIGNAL), IN(FLUSHING, FLUSHING), shorten, HURRY_MS, NULL},
+    {EVENT(REPEATED), IN(JOINING, LINGERING), take_signal, BY(SIGNAL), NULL},
+    {EVENT(REPEATED), IN(STOPPING, STOPPING), kill_job, false, NULL},
+    {EVENT(REPEATED), IN(FLUSHING, FLUSHING), end_run, 0, NULL},
+    {EVENT(ORPHANED), IN(JOINING, LINGERING), stop, BY(SIGNAL), "killed: stopping workers"},
+    {EVENT(ORPHANED), IN(STOPPING, STOPPING), shorten, ORPHANED_MS, NULL},
+    {EVENT(ORPHANED), IN(FLUSHING, FLUSHING), end_run, 0, NULL},
+    {EVENT(FAULT), IN(JOINING, LINGERING), stop_by_fault, BY(FATAL), NULL},
+    {EVENT(FAULT), IN(FLUSHING, FLUSHING), end_run, 0, NULL},
+    {EVENT(UNREAD), IN(JOINING, LINGERING), stop, BY(UNREAD), NULL},
+    {EVENT(FAILURE), IN(RUNNING, RUNNING), take_failure, ROOT_CAUSE_MS, NULL},
+    {EVENT(DEADLINE), IN(RUNNING, RUNNING), take_failure, 0, NULL},
+    {EVENT(DEADLINE), IN(STOPPING, STOPPING), kill_job, true, NULL},
+    {EVENT(DEADLINE), IN(FLUSHING, FLUSHING), flush_alone, 0, NULL},
+    {EVENT(COMPLETE), IN(RUNNING, RUNNING), linger, BY(NONE), NULL},
+    {EVENT(COMPLETE), IN(STOPPING, STOPPING), tddp_launch_agent_finish_round, 0, NULL},
+    {EVENT(COMPLETE), IN(FLUSHING, FLUSHING), end_run, 0, NULL},
+    {EVENT(JOINED), IN(JOINING, JOINING), tddp_launch_agent_start_workers, 0, NULL},
+    {EVENT(ENDED), IN(JOINING, FLUSHING), take_end, 0, NULL},
+    {EVENT(DONE), IN(JOINING, JOINING), stop, BY(NONE),
+     "the job is done; this node was not needed for it any more"},
+    {EVENT(DONE), IN(RUNNING, LINGERING), stop, BY(NONE), NULL},
 };
-
-const tddp_launch_rule *tddp_launch_rule_of(tddp_launch_phase phase, tddp_launch_event event)
-{
-    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
-        if (rules[i].event == event && rules[i].first <= phase && phase <= rules[i].last) {
-            return &rules[i];
-        }
-    }
-    return NULL;
-}
 
 void tddp_launch_agent_handle(tddp_launch_agent *agent, tddp_launch_event event)
 {
-    const tddp_launch_rule *rule = tddp_launch_rule_of(agent->phase, event);
-    if (rule) {
-        rule->action(agent, rule->value);
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        const rule *found = &rules[i];
+        if (found->event == event && found->first <= agent->phase && agent->phase <= found->last) {
+            if (found->text) {
+                tddp_launch_console_say(&agent->console, "%s", found->text);
+            }
+            found->action(agent, found->value);
+            return;
+        }
     }
 }
 
-tddp_status tddp_launch_agent_on_deadline(void *data, int events)
+tddp_status tddp_launch_agent_on_deadline(void *data)
 {
-    (void)events;
     tddp_launch_agent_handle(data, TDDP_LAUNCH_EVENT_DEADLINE);
     return TDDP_OK;
 }

@@ -23,6 +23,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
     worker->local_rank = local_rank;
     worker->rank = agent->world.base_rank + local_rank;
     worker->error_file = tddp_launch_output_error_file(agent->output, local_rank);
+    int pipes[TDDP_LAUNCH_STREAMS];
     int out_fd = tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_OUT);
     tddp_launch_start start = {
         .path = agent->program->path,
@@ -31,21 +32,21 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
         .signals = agent->signals,
         .files = &agent->files,
         /* One reader at most: two would tear the input between them. */
-        .stdin_fd = local_rank == 0 ? STDIN_FILENO : agent->null_fd,
-        .cpus = agent->job.binding.sets ? &agent->job.binding.sets[local_rank] : NULL,
+        .has_input = local_rank == 0,
+        .cpus = agent->job.cpus ? &agent->job.cpus[local_rank] : NULL,
         .terminal_group =
             agent->terminal.present && out_fd == STDOUT_FILENO ? agent->terminal.group : 0,
         .output_fds = {out_fd, tddp_launch_output_fd(agent->output, local_rank, TDDP_LAUNCH_ERR)},
     };
-    tddp_status status =
-        start.argv && start.envp ? tddp_launch_worker_start(worker, &start) : TDDP_OUT_OF_MEMORY;
+    tddp_status status = start.argv && start.envp ? tddp_launch_worker_start(worker, &start, pipes)
+                                                  : TDDP_OUT_OF_MEMORY;
     free(start.argv);
     free(start.envp);
     if (status != TDDP_OK) {
         return status;
     }
     agent->alive++;
-    return tddp_launch_output_watch(agent->output, &agent->loop, local_rank, worker->fds);
+    return tddp_launch_output_watch(agent->output, &agent->loop, local_rank, pipes);
 }
 
 void tddp_launch_agent_start_workers(tddp_launch_agent *agent, int value)
@@ -62,7 +63,7 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent, int value)
         status = start_worker(agent, i);
     }
     if (status != TDDP_OK) {
-        tddp_launch_agent_report(agent, TDDP_LAUNCH_NODE_FAILED, tddp_error_message());
+        tddp_launch_agent_request(agent, TDDP_LAUNCH_REQUEST_FAILED, tddp_error_message());
         tddp_launch_agent_handle(agent, TDDP_LAUNCH_EVENT_FAULT);
     }
 }
@@ -141,7 +142,7 @@ static void start_next_round(tddp_launch_agent *agent)
     agent->cause = TDDP_LAUNCH_CAUSE_NONE;
     tddp_launch_agent_enter(agent, TDDP_LAUNCH_JOINING, -1);
     if (agent->rendezvous) {
-        tddp_launch_rendezvous_again(agent->rendezvous);
+        tddp_launch_agent_request(agent, TDDP_LAUNCH_REQUEST_AGAIN, "");
     } else {
         start_alone(agent, agent->world.restart + 1);
     }
@@ -212,11 +213,11 @@ void tddp_launch_agent_finish_round(tddp_launch_agent *agent, int value)
                                                 : -1);
 }
 
-void tddp_launch_agent_report(const tddp_launch_agent *agent, tddp_launch_node_state state,
-                              const char *text)
+void tddp_launch_agent_request(const tddp_launch_agent *agent, tddp_launch_request request,
+                               const char *text)
 {
     if (agent->rendezvous) {
-        tddp_launch_rendezvous_report(agent->rendezvous, state, text);
+        tddp_launch_rendezvous_request(agent->rendezvous, request, text);
     }
 }
 
@@ -228,7 +229,7 @@ void tddp_launch_agent_send_leave(const tddp_launch_agent *agent, const char *wh
         (void)snprintf(node, sizeof node, "node %d", agent->world.node_rank);
     }
     (void)snprintf(text, sizeof text, "%s %s", node, what);
-    tddp_launch_agent_report(agent, TDDP_LAUNCH_NODE_LEAVE, text);
+    tddp_launch_agent_request(agent, TDDP_LAUNCH_REQUEST_LEAVE, text);
 }
 
 void tddp_launch_agent_leave_nodes(tddp_launch_agent *agent)

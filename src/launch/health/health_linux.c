@@ -52,16 +52,14 @@ static void answer_request(const tddp_launch_health *health, int fd)
     free(answer);
 }
 
-static tddp_status on_listener(void *data, int events)
+static tddp_status on_listener(void *data)
 {
     int fd;
     tddp_net_address from;
     tddp_launch_health *health = data;
-    health->listener.events = POLLIN;
-    if (events == TDDP_LAUNCH_TIME) {
-        return TDDP_OK;
-    }
-    if (tddp_net_accept(health->listener.fd, &fd, &from)) {
+    if (health->listener.events == 0) { /* the pause is over */
+        health->listener.events = POLLIN;
+    } else if (tddp_net_accept(health->listener.fd, &fd, &from)) {
         answer_request(health, fd);
         tddp_net_close(fd);
     } else {

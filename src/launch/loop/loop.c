@@ -98,12 +98,10 @@ tddp_status tddp_launch_loop_turn(tddp_launch_loop *loop)
         if (!source) {
             continue;
         }
-        int events = source->events ? loop->entries[polled - 1 - i].revents : 0;
-        if (source->time != 0 && source->time <= now) {
-            source->time = 0;
-            events |= TDDP_LAUNCH_TIME;
-        }
-        status = events ? source->callback(source->data, events) : TDDP_OK;
+        bool due = source->time != 0 && source->time <= now;
+        bool ready = source->events != 0 && loop->entries[polled - 1 - i].revents != 0;
+        source->time = due ? 0 : source->time;
+        status = due || ready ? source->callback(source->data) : TDDP_OK;
         if (status != TDDP_OK && loop->sources[i]) {
             source->events = 0;
             source->time = 0;

@@ -47,31 +47,25 @@ static void log_line(tddp_log_level level, const char *room, const char *text, v
     }
 }
 
-/* The end of the run need not wait for these: somebody may be the reason for them who is no part of
- * the job. */
-static void put_logged(tddp_launch_console *console, const char *line)
-{
-    tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
-    size_t owed = sink->owed;
-    tddp_launch_console_put(console, own_head, line);
-    sink->owed = owed;
-}
-
-static tddp_status on_logged(void *data, int events)
+/* The end of the run need not wait for these lines: somebody may be the reason for them who is no
+ * part of the job. */
+static tddp_status on_logged(void *data)
 {
     tddp_launch_console *console = data;
     tddp_bytes *lines = &console->logged;
+    tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
     ssize_t got = 1;
-    (void)events;
     console->lost += atomic_exchange(&log_lost, 0);
-    while (got > 0 && !tddp_launch_sink_full(console->streams[TDDP_LAUNCH_ERR]) &&
+    while (got > 0 && !tddp_launch_sink_full(sink) &&
            tddp_bytes_reserve(lines, READ_BYTES) == TDDP_OK) {
         got = read(console->logs.fd, lines->data + lines->size, READ_BYTES);
         lines->size += got > 0 ? (size_t)got : 0;
         size_t done = 0;
         const char *end;
         while ((end = memchr(lines->data + done, '\0', lines->size - done))) {
-            put_logged(console, lines->data + done);
+            size_t owed = sink->owed;
+            tddp_launch_console_put(console, own_head, lines->data + done);
+            sink->owed = owed;
             done = (size_t)(end - lines->data) + 1;
         }
         tddp_bytes_consume(lines, done);
@@ -95,9 +89,8 @@ static tddp_status open_log_pipe(tddp_launch_console *console, tddp_launch_loop 
 
 /* --- opening and closing --------------------------------------------------------------------- */
 
-static tddp_status on_room(void *data, int events)
+static tddp_status on_room(void *data)
 {
-    (void)events;
     tddp_launch_console_flush(data);
     return TDDP_OK;
 }
@@ -145,7 +138,7 @@ tddp_status tddp_launch_console_open(tddp_launch_console *console, tddp_launch_l
 void tddp_launch_console_close(tddp_launch_console *console)
 {
     if (console->logs.callback) {
-        (void)!on_logged(console, 0);
+        (void)!on_logged(console);
     }
     tddp_launch_console_flush(console);
     for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {

@@ -32,29 +32,6 @@ struct tddp_launch_output {
 
 /* --- the run --------------------------------------------------------------------------------- */
 
-static bool make_run_folder(tddp_launch_output *output, const char *run_id)
-{
-    const tddp_launch_options *options = output->options;
-    bool files = options->redirects.given || options->tee.given || options->out_filters.count > 0 ||
-                 options->err_filters.count > 0;
-    output->discards = options->log_dir && strcmp(options->log_dir, null_device) == 0;
-    output->kept = !output->discards && (options->log_dir || files);
-    if (output->kept) {
-        output->run =
-            tddp_launch_folder_make(options->log_dir, options->log_dir ? run_id : "torchrun");
-        if (output->run && !options->log_dir) {
-            tddp_launch_console_say(output->console, "logs are in %s", output->run);
-        }
-        return output->run != NULL;
-    }
-    if (!options->private_folder) {
-        tddp_launch_console_say(output->console,
-                                "no temporary folder: workers have no error file (set TMPDIR)");
-    }
-    output->run = options->private_folder ? tddp_copy_string(options->private_folder) : NULL;
-    return output->run || !options->private_folder;
-}
-
 tddp_status tddp_launch_output_create(const tddp_launch_options *options, const char *run_id,
                                       tddp_launch_console *console, tddp_launch_output **out)
 {
@@ -62,14 +39,31 @@ tddp_status tddp_launch_output_create(const tddp_launch_options *options, const 
     if (!output) {
         return TDDP_OUT_OF_MEMORY;
     }
+    const char *log_dir = options->log_dir;
+    bool files = options->redirects.given || options->tee.given || options->out_filters.count > 0 ||
+                 options->err_filters.count > 0;
+    bool discards = log_dir && strcmp(log_dir, null_device) == 0;
     *output = (tddp_launch_output){
         .options = options,
         .console = console,
+        .kept = !discards && (log_dir || files),
+        .discards = discards,
         .filtered = {{.fd = -1}, {.fd = -1}},
     };
-    if (!make_run_folder(output, run_id)) {
+    if (output->kept) {
+        output->run = tddp_launch_folder_make(log_dir, log_dir ? run_id : "torchrun");
+    } else if (options->private_folder) {
+        output->run = tddp_copy_string(options->private_folder);
+    }
+    if (!output->run && (output->kept || options->private_folder)) {
         tddp_launch_output_free(output);
         return TDDP_SYSTEM;
+    }
+    if (!output->run) {
+        tddp_launch_console_say(console,
+                                "no temporary folder: workers have no error file (set TMPDIR)");
+    } else if (output->kept && !log_dir) {
+        tddp_launch_console_say(console, "logs are in %s", output->run);
     }
     *out = output;
     return TDDP_OK;
@@ -276,14 +270,11 @@ int tddp_launch_output_fd(const tddp_launch_output *output, int local_rank, int 
 }
 
 tddp_status tddp_launch_output_watch(tddp_launch_output *output, tddp_launch_loop *loop,
-                                     int local_rank, int pipes[TDDP_LAUNCH_STREAMS])
+                                     int local_rank, const int pipes[TDDP_LAUNCH_STREAMS])
 {
-    tddp_status status = TDDP_OK;
-    for (int i = 0; i < TDDP_LAUNCH_STREAMS && status == TDDP_OK; i++) {
-        status = tddp_launch_route_watch(route_of(output, local_rank, i), loop, pipes[i]);
-        pipes[i] = -1;
-    }
-    return status;
+    tddp_status out = tddp_launch_route_watch(route_of(output, local_rank, 0), loop, pipes[0]);
+    tddp_status err = tddp_launch_route_watch(route_of(output, local_rank, 1), loop, pipes[1]);
+    return out == TDDP_OK ? err : out;
 }
 
 void tddp_launch_output_hold_back(tddp_launch_output *output)

@@ -33,11 +33,11 @@ TDDP_NODISCARD tddp_status tddp_launch_output_begin(tddp_launch_output *output,
  * pipe whose other end tddp_launch_output_watch() gets. */
 int tddp_launch_output_fd(const tddp_launch_output *output, int local_rank, int stream);
 
-/* Has the loop pass on what a worker writes to its pipes; -1: there is none. Takes them over, and
- * sets -1. Errors: TDDP_OUT_OF_MEMORY. */
+/* Has the loop pass on what a worker writes to its pipes, which are taken over; -1: there is none.
+ * Errors: TDDP_OUT_OF_MEMORY. */
 TDDP_NODISCARD tddp_status tddp_launch_output_watch(tddp_launch_output *output,
                                                     tddp_launch_loop *loop, int local_rank,
-                                                    int pipes[TDDP_LAUNCH_STREAMS]);
+                                                    const int pipes[TDDP_LAUNCH_STREAMS]);
 
 /* Before each turn of the loop: pipes are not read while too much waits for where they lead. NULL
  * is fine. */

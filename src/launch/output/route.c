@@ -106,18 +106,14 @@ static tddp_status end_pipe(tddp_launch_route *route)
     return tddp_launch_route_take(route, NULL, 0, true);
 }
 
-static tddp_status on_pipe(void *data, int events)
+static tddp_status on_pipe(void *data)
 {
     tddp_launch_route *route = data;
     char read_bytes[READ_BYTES];
     ssize_t got;
-    (void)events;
     do {
         got = read(route->source.fd, read_bytes, sizeof read_bytes);
     } while (got < 0 && errno == EINTR);
-    if (got < 0 && errno == EAGAIN) {
-        return TDDP_OK;
-    }
     return got > 0 ? tddp_launch_route_take(route, read_bytes, (size_t)got, false)
                    : end_pipe(route);
 }
@@ -141,7 +137,7 @@ void tddp_launch_route_drain(tddp_launch_route *route)
          * have been handed to a process that is not ours, which may write for ever. */
         struct pollfd readable = {.fd = route->source.fd, .events = POLLIN};
         bool more = i < MOST_READS && status == TDDP_OK && poll(&readable, 1, 0) == 1;
-        status = more ? on_pipe(route, 0) : end_pipe(route);
+        status = more ? on_pipe(route) : end_pipe(route);
     }
 }
 

@@ -9,6 +9,20 @@
 
 #include "launch/rendezvous/coordinator_state.h"
 
+/* A job of which nothing has happened yet. */
+static void begin_job(tddp_launch_coordinator *coordinator, int64_t version, int64_t generation)
+{
+    tddp_launch_state_free(&coordinator->doc);
+    coordinator->doc = (tddp_launch_state){.version = version,
+                                           .started = coordinator->opts.started,
+                                           .generation = generation,
+                                           .round = -1,
+                                           .over = -1};
+    (void)snprintf(coordinator->doc.job, sizeof coordinator->doc.job, "%s", coordinator->opts.job);
+    coordinator->changed = true;
+    tddp_launch_coordinator_gather(coordinator);
+}
+
 tddp_status tddp_launch_coordinator_create(const tddp_launch_coordinator_opts *opts, int64_t now_ns,
                                            tddp_launch_coordinator **out)
 {
@@ -17,16 +31,9 @@ tddp_status tddp_launch_coordinator_create(const tddp_launch_coordinator_opts *o
         return TDDP_OUT_OF_MEMORY;
     }
     coordinator->opts = *opts;
-    coordinator->doc = (tddp_launch_state){
-        .version = 1,
-        .started = opts->started,
-        .generation = opts->started,
-        .round = -1,
-        .over = -1,
-    };
-    (void)snprintf(coordinator->doc.job, sizeof coordinator->doc.job, "%s", opts->job);
-    coordinator->gathering_ns = now_ns;
-    coordinator->report_ns = now_ns + opts->report_every_ns;
+    coordinator->elastic = tddp_launch_is_elastic(opts->options);
+    coordinator->now_ns = now_ns;
+    begin_job(coordinator, 0, opts->started);
     *out = coordinator;
     return TDDP_OK;
 }
@@ -55,7 +62,8 @@ bool tddp_launch_coordinator_over(const tddp_launch_coordinator *coordinator, in
         const tddp_launch_participant *node = &coordinator->nodes[i];
         all = all && (node->entry.ended || node->status == TDDP_LAUNCH_OUT);
     }
-    return all || now_ns - coordinator->ended_ns >= coordinator->opts.close_ns;
+    return all ||
+           now_ns >= tddp_deadline_from(coordinator->ended_ns, coordinator->opts.times->close_ms);
 }
 
 /* --- another coordinator's document ---------------------------------------------------------- */
@@ -76,20 +84,10 @@ tddp_status tddp_launch_coordinator_adopt(tddp_launch_coordinator *coordinator,
         if (tddp_launch_coordinator_has_refused(coordinator, member->id)) {
             continue; /* it was in, was lost, and came too late */
         }
-        tddp_launch_entry entry = {.pid = member->pid,
-                                   .local_size = member->local_size,
-                                   .node_rank = member->node_rank,
-                                   .hosting = member->hosting,
-                                   .round = doc->round,
-                                   .rank = rank,
-                                   .ready = -1,
-                                   .done = -1,
-                                   .failed = -1,
-                                   .master_round = -1};
-        memcpy(entry.id, member->id, sizeof entry.id);
-        memcpy(entry.host, member->host, sizeof entry.host);
-        memcpy(entry.role, member->role, sizeof entry.role);
-        memcpy(entry.addr, member->addr, sizeof entry.addr);
+        tddp_launch_entry entry = TDDP_LAUNCH_ENTRY_INIT;
+        entry.self = *member;
+        entry.round = doc->round;
+        entry.rank = rank;
         void *nodes = coordinator->nodes;
         if (tddp_launch_grow(&nodes, coordinator->count, sizeof *coordinator->nodes) != TDDP_OK) {
             return coordinator->status = TDDP_OUT_OF_MEMORY;
@@ -108,36 +106,10 @@ tddp_status tddp_launch_coordinator_adopt(tddp_launch_coordinator *coordinator,
     return TDDP_OK;
 }
 
-/* A new coordinator whose store is empty takes the document that a node brings along. */
-static void adopt_what_is_brought(tddp_launch_coordinator *coordinator,
-                                  const tddp_launch_entry *entry)
-{
-    tddp_launch_state brought;
-    if (!entry->last || coordinator->doc.round >= 0 || coordinator->adopted ||
-        coordinator->doc.stage != TDDP_LAUNCH_STAGE_GATHERING) {
-        return;
-    }
-    if (tddp_launch_state_read(entry->last, strlen(entry->last), &brought) != TDDP_OK) {
-        return; /* it is a newcomer then */
-    }
-    /* Who came before the document did is not among its members; they come again. */
-    coordinator->count = 0;
-    coordinator->doc.note_count = 0;
-    (void)!tddp_launch_coordinator_adopt(coordinator, &brought, coordinator->now_ns);
-}
-
 /* The whole job of the document is gone: another one begins. */
 static void forget_dead_job(tddp_launch_coordinator *coordinator)
 {
-    int64_t version = coordinator->doc.version;
-    int64_t generation = coordinator->doc.generation;
-    tddp_launch_state_free(&coordinator->doc);
-    coordinator->doc = (tddp_launch_state){.version = version,
-                                           .started = coordinator->opts.started,
-                                           .generation = generation + 1,
-                                           .round = -1,
-                                           .over = -1};
-    (void)snprintf(coordinator->doc.job, sizeof coordinator->doc.job, "%s", coordinator->opts.job);
+    begin_job(coordinator, coordinator->doc.version, coordinator->doc.generation + 1);
     int left = 0;
     for (int i = 0; i < coordinator->count; i++) {
         if (!coordinator->nodes[i].adopted) {
@@ -146,14 +118,12 @@ static void forget_dead_job(tddp_launch_coordinator *coordinator)
     }
     coordinator->count = left;
     coordinator->adopted = false;
-    coordinator->changed = true;
-    coordinator->gathering_ns = coordinator->now_ns;
-    coordinator->report_ns = coordinator->now_ns + coordinator->opts.report_every_ns;
 }
 
 static void confirm_takeover(tddp_launch_coordinator *coordinator)
 {
-    bool waits = coordinator->now_ns - coordinator->gathering_ns < coordinator->opts.takeover_ns;
+    bool waits = coordinator->now_ns < tddp_deadline_from(coordinator->gathering_ns,
+                                                          coordinator->opts.times->takeover_ms);
     if (!coordinator->adopted || coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED) {
         return;
     }
@@ -173,7 +143,7 @@ static void confirm_takeover(tddp_launch_coordinator *coordinator)
 static tddp_launch_participant *find_node(tddp_launch_coordinator *coordinator, const char *id)
 {
     for (int i = 0; i < coordinator->count; i++) {
-        if (strcmp(coordinator->nodes[i].entry.id, id) == 0) {
+        if (strcmp(coordinator->nodes[i].entry.self.id, id) == 0) {
             return &coordinator->nodes[i];
         }
     }
@@ -208,7 +178,7 @@ static void take_progress(tddp_launch_coordinator *coordinator, tddp_launch_part
     } else if (entry->ready > coordinator->doc.round) {
         (void)snprintf(text, sizeof text, "%s has ended its workers",
                        tddp_launch_coordinator_name(node, name));
-        if (coordinator->opts.elastic) {
+        if (coordinator->elastic) {
             tddp_launch_coordinator_end_round(coordinator, TDDP_LAUNCH_HOW_CHANGED, text);
         } else {
             tddp_launch_coordinator_charge_restart(coordinator, TDDP_LAUNCH_HOW_FAILED, text);
@@ -221,7 +191,6 @@ static void take_entry(tddp_launch_coordinator *coordinator, tddp_launch_partici
                        const tddp_launch_entry *entry)
 {
     node->entry = *entry;
-    node->entry.last = NULL;
     node->missing_ns = 0;
     node->adopted = false;
     if (node->status == TDDP_LAUNCH_OUT) {
@@ -243,11 +212,12 @@ static int compare_new(const void *a, const void *b)
 {
     const tddp_launch_entry *left = *(const tddp_launch_entry *const *)a;
     const tddp_launch_entry *right = *(const tddp_launch_entry *const *)b;
-    if (left->hosting != right->hosting) {
-        return left->hosting ? -1 : 1;
+    if (left->self.hosting != right->self.hosting) {
+        return left->self.hosting ? -1 : 1;
     }
-    int by_host = strcmp(left->host, right->host);
-    return by_host ? by_host : (left->pid > right->pid) - (left->pid < right->pid);
+    int by_host = strcmp(left->self.host, right->self.host);
+    return by_host ? by_host
+                   : (left->self.pid > right->self.pid) - (left->self.pid < right->self.pid);
 }
 
 static void take_new(tddp_launch_coordinator *coordinator, const tddp_launch_entry *entries,
@@ -260,10 +230,7 @@ static void take_new(tddp_launch_coordinator *coordinator, const tddp_launch_ent
         return;
     }
     for (int i = 0; i < count; i++) {
-        adopt_what_is_brought(coordinator, &entries[i]);
-    }
-    for (int i = 0; i < count; i++) {
-        tddp_launch_participant *node = find_node(coordinator, entries[i].id);
+        tddp_launch_participant *node = find_node(coordinator, entries[i].self.id);
         if (node) {
             take_entry(coordinator, node, &entries[i]);
         } else if (!entries[i].leaves) {
@@ -284,7 +251,7 @@ static void note_missing(tddp_launch_coordinator *coordinator, const tddp_launch
         tddp_launch_participant *node = &coordinator->nodes[i];
         bool there = false;
         for (int j = 0; j < count && !there && node->missing_ns == 0; j++) {
-            there = strcmp(entries[j].id, node->entry.id) == 0;
+            there = strcmp(entries[j].self.id, node->entry.self.id) == 0;
         }
         if (!there && node->missing_ns == 0) {
             node->missing_ns = coordinator->now_ns;
@@ -294,7 +261,7 @@ static void note_missing(tddp_launch_coordinator *coordinator, const tddp_launch
 
 void tddp_launch_coordinator_forgive(tddp_launch_coordinator *coordinator, int64_t now_ns)
 {
-    coordinator->patient_ns = now_ns + coordinator->opts.takeover_ns;
+    coordinator->patient_ns = tddp_deadline_from(now_ns, coordinator->opts.times->takeover_ms);
 }
 
 /* --- time ------------------------------------------------------------------------------------ */
@@ -305,41 +272,43 @@ static void look_at_time(tddp_launch_coordinator *coordinator)
     if (coordinator->doc.stage != TDDP_LAUNCH_STAGE_GATHERING) {
         return;
     }
-    if (coordinator->now_ns - coordinator->gathering_ns >= coordinator->opts.join_timeout_ns) {
+    if (coordinator->now_ns >=
+        tddp_deadline_from(coordinator->gathering_ns, coordinator->opts.times->join_ms)) {
         tddp_launch_coordinator_describe_missing(coordinator, text);
         tddp_launch_coordinator_end_job(coordinator, TDDP_LAUNCH_HOW_FAILED, text);
     } else if (coordinator->now_ns >= coordinator->report_ns) {
         tddp_launch_coordinator_report_waiting(coordinator);
-        coordinator->report_ns = coordinator->now_ns + coordinator->opts.report_every_ns;
+        coordinator->report_ns =
+            tddp_deadline_from(coordinator->now_ns, coordinator->opts.times->report_ms);
     }
 }
 
-static void sooner(int64_t *due, int64_t at)
+static void sooner(int64_t *due, int64_t since_ns, int64_t ms)
 {
+    int64_t at = tddp_deadline_from(since_ns, ms);
     *due = at < *due ? at : *due;
 }
 
 int64_t tddp_launch_coordinator_due(const tddp_launch_coordinator *coordinator)
 {
     int64_t due = INT64_MAX;
-    const tddp_launch_coordinator_opts *opts = &coordinator->opts;
+    const tddp_launch_times *times = coordinator->opts.times;
     if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED) {
-        sooner(&due, coordinator->ended_ns + opts->close_ns);
+        sooner(&due, coordinator->ended_ns, times->close_ms);
     }
     if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_GATHERING) {
-        sooner(&due, coordinator->gathering_ns + opts->join_timeout_ns);
-        sooner(&due, coordinator->report_ns);
+        sooner(&due, coordinator->gathering_ns, times->join_ms);
+        sooner(&due, coordinator->report_ns, 0);
         if (coordinator->enough_ns != 0) {
-            sooner(&due, coordinator->enough_ns + opts->last_call_ns);
+            sooner(&due, coordinator->enough_ns, times->last_call_ms);
         }
     }
     if (coordinator->adopted) {
-        sooner(&due, coordinator->gathering_ns + opts->takeover_ns);
+        sooner(&due, coordinator->gathering_ns, times->takeover_ms);
     }
     for (int i = 0; i < coordinator->count; i++) {
-        const tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node->missing_ns != 0) {
-            sooner(&due, tddp_launch_coordinator_lost_at(coordinator, node));
+        if (coordinator->nodes[i].missing_ns != 0) {
+            sooner(&due, tddp_launch_coordinator_lost_at(coordinator, &coordinator->nodes[i]), 0);
         }
     }
     return due;

@@ -6,16 +6,16 @@
  * Rules:
  *
  *   1. A round starts once `max` nodes are ready, or once all that are here are, at least `min`,
- *      and last_call_ns have passed since there are enough.
+ *      and last_call_ms have passed since there are enough.
  *   2. A worker's failure ends the round and costs a restart; beyond max_restarts it ends the job.
- *   3. A node whose entry is missing for return_ns is lost (takeover_ns, if that begins while the
- *      coordinator has just been held up). In an elastic job (min < max) lost
- *      nodes, nodes that leave and ready newcomers change the round, which costs nothing. In other
- *      jobs the loss of a node costs a restart, and the others wait for a replacement; with no
- *      restart left the job ends.
- *   4. Before the first round another node may replace one that leaves; but a fixed job without
+ *   3. A node whose entry is missing for reconnect_ms is lost (takeover_ms, if that begins just
+ *      after the coordinator was held up). In an elastic job (min < max, not static) lost nodes,
+ *      nodes that leave and ready newcomers change the round, which costs nothing. In other jobs
+ *      the loss of a node costs a restart, and the others wait for a replacement; with no restart
+ *      left the job ends.
+ *   4. Before the first round another node may replace one that leaves; but a static job without
  *      restarts ends when a node leaves.
- *   5. Waiting for nodes ends the job after join_timeout_ns.
+ *   5. Waiting for nodes ends the job after join_ms.
  *   6. Once some nodes are done with a round, newcomers wait, and a done node that leaves is not
  *      missed.
  *   7. A newcomer that conflicts with a node (the same --node-rank, or no free place) waits until
@@ -23,34 +23,26 @@
  *      is lost.
  *   8. Ranks: --node-rank, else the last rank, else that of a node of the same host that has left,
  *      else the lowest free one, in the order of joining; the hosting node first.
- *   9. A coordinator that takes over goes on with the document: its nodes have takeover_ns to show
+ *   9. A coordinator that takes over goes on with the document: its nodes have takeover_ms to show
  *      themselves. If none of them does, that job is dead, and another one begins.
  */
 #ifndef TDDP_LAUNCH_COORDINATOR_H
 #define TDDP_LAUNCH_COORDINATOR_H
 
+#include "launch/command/options.h"
 #include "launch/rendezvous/state.h"
+#include "launch/rendezvous/times.h"
 
 typedef struct tddp_launch_coordinator tddp_launch_coordinator;
 
+/* All borrowed. */
 typedef struct tddp_launch_coordinator_opts {
-    int min_nodes;
-    int max_nodes;
-    int max_restarts;
-    bool elastic;       /* false also for min < max: such a job is of max nodes */
-    bool fixed;         /* its nodes are known beforehand: no other comes for one that leaves */
-    bool hands_over;    /* another torchrun coordinates on when the hosting node leaves */
-    const char *run_id; /* borrowed, as are `where` and `job` */
-    const char *where;  /* "10.0.0.1:29400": what messages call the meeting place */
-    const char *job;    /* the settings that all nodes share */
-    int silence_s;      /* after which a node that is cut off loses its entry; 0: never */
-    int64_t started;    /* the new job's; microseconds since 1970, say */
-    int64_t return_ns;
-    int64_t join_timeout_ns;
-    int64_t last_call_ns;
-    int64_t takeover_ns;
-    int64_t report_every_ns;
-    int64_t close_ns; /* for all to read the end */
+    const tddp_launch_options *options;
+    const tddp_launch_times *times;
+    const char *run_id;
+    const char *where; /* "10.0.0.1:29400": what messages call the meeting place */
+    const char *job;   /* the settings that all nodes share */
+    int64_t started;   /* the new job's; microseconds since 1970, say */
 } tddp_launch_coordinator_opts;
 
 /* Errors: TDDP_OUT_OF_MEMORY. Caller: tddp_launch_coordinator_free(). */
@@ -72,7 +64,7 @@ TDDP_NODISCARD tddp_status tddp_launch_coordinator_take(tddp_launch_coordinator 
                                                         int64_t now_ns);
 
 /* The caller was held up (stopped, say), and nodes may have given up their connections for that:
- * they have takeover_ns to make them anew. */
+ * they have takeover_ms to make them anew. */
 void tddp_launch_coordinator_forgive(tddp_launch_coordinator *coordinator, int64_t now_ns);
 
 /* The document; its version grows whenever anything in it has changed. Borrowed until the next

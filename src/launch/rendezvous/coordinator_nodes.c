@@ -13,29 +13,35 @@ enum { HOST_TEXT_BYTES = 512 };
 
 /* --- the document's lists -------------------------------------------------------------------- */
 
+static void remove_at(void *items, int *count, size_t each, int index)
+{
+    char *at = (char *)items + (size_t)index * each;
+    memmove(at, at + each, (size_t)(--*count - index) * each);
+}
+
+static int find_note(const tddp_launch_state *doc, const char *id)
+{
+    int i = doc->note_count - 1;
+    while (i >= 0 && strcmp(doc->notes[i].id, id) != 0) {
+        i--;
+    }
+    return i;
+}
+
 static void drop_note(tddp_launch_coordinator *coordinator, const char *id)
 {
     tddp_launch_state *doc = &coordinator->doc;
-    for (int i = 0; i < doc->note_count; i++) {
-        if (strcmp(doc->notes[i].id, id) == 0) {
-            memmove(&doc->notes[i], &doc->notes[i + 1],
-                    (size_t)(doc->note_count - i - 1) * sizeof *doc->notes);
-            doc->note_count--;
-            coordinator->changed = true;
-            return;
-        }
+    int found = find_note(doc, id);
+    if (found >= 0) {
+        remove_at(doc->notes, &doc->note_count, sizeof *doc->notes, found);
+        coordinator->changed = true;
     }
 }
 
 bool tddp_launch_coordinator_has_refused(const tddp_launch_coordinator *coordinator, const char *id)
 {
-    const tddp_launch_state *doc = &coordinator->doc;
-    for (int i = 0; i < doc->note_count; i++) {
-        if (doc->notes[i].refused && strcmp(doc->notes[i].id, id) == 0) {
-            return true;
-        }
-    }
-    return false;
+    int found = find_note(&coordinator->doc, id);
+    return found >= 0 && coordinator->doc.notes[found].refused;
 }
 
 static void add_note(tddp_launch_coordinator *coordinator, const char *id, bool refused,
@@ -64,16 +70,15 @@ static void leave_trace(tddp_launch_coordinator *coordinator, const tddp_launch_
         return;
     }
     if (doc->trace_count == TDDP_LAUNCH_MOST_TRACES) {
-        memmove(doc->traces, doc->traces + 1, (size_t)--doc->trace_count * sizeof *doc->traces);
+        remove_at(doc->traces, &doc->trace_count, sizeof *doc->traces, 0);
     } else if (tddp_launch_grow(&traces, doc->trace_count, sizeof *doc->traces) != TDDP_OK) {
         coordinator->status = TDDP_OUT_OF_MEMORY;
         return;
-    } else {
-        doc->traces = traces;
     }
+    doc->traces = traces;
     tddp_launch_trace *trace = &doc->traces[doc->trace_count++];
     trace->rank = node->rank;
-    memcpy(trace->host, node->entry.host, sizeof trace->host);
+    memcpy(trace->host, node->entry.self.host, sizeof trace->host);
     coordinator->changed = true;
 }
 
@@ -84,9 +89,7 @@ static int take_trace(tddp_launch_coordinator *coordinator, const char *host)
     for (int i = doc->trace_count - 1; i >= 0; i--) {
         if (strcmp(doc->traces[i].host, host) == 0) {
             int rank = doc->traces[i].rank;
-            memmove(&doc->traces[i], &doc->traces[i + 1],
-                    (size_t)(doc->trace_count - i - 1) * sizeof *doc->traces);
-            doc->trace_count--;
+            remove_at(doc->traces, &doc->trace_count, sizeof *doc->traces, i);
             coordinator->changed = true;
             return rank;
         }
@@ -96,54 +99,50 @@ static int take_trace(tddp_launch_coordinator *coordinator, const char *host)
 
 /* --- nodes that go --------------------------------------------------------------------------- */
 
-/* What the round makes of a member that has gone. */
-static void do_without(tddp_launch_coordinator *coordinator, bool left, bool was_in, bool was_done,
-                       const char *text)
+/* A node has left, or is lost: what the round makes of that. */
+static void do_without(tddp_launch_coordinator *coordinator, tddp_launch_participant *node,
+                       bool left, const char *text)
 {
     tddp_launch_how last = left ? TDDP_LAUNCH_HOW_STOPPED : TDDP_LAUNCH_HOW_FAILED;
-    bool no_other_comes = left && (coordinator->opts.fixed || coordinator->doc.round >= 0);
-    if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_RUNNING && was_in) {
-        if (was_done) {
+    bool fixed = coordinator->opts.options->backend == TDDP_LAUNCH_STATIC;
+    bool no_other_comes = left && (fixed || coordinator->doc.round >= 0);
+    bool member = node->status == TDDP_LAUNCH_MEMBER;
+    bool was_in = node->in;
+    if (node->status != TDDP_LAUNCH_OUT) {
+        leave_trace(coordinator, node);
+    }
+    node->status = TDDP_LAUNCH_OUT;
+    node->in = node->ready = false;
+    drop_note(coordinator, node->entry.self.id);
+    if (left && node->entry.self.hosting &&
+        coordinator->opts.options->backend != TDDP_LAUNCH_ETCD) {
+        tddp_launch_coordinator_end_job(coordinator, last, text);
+    } else if (member && was_in && coordinator->doc.stage == TDDP_LAUNCH_STAGE_RUNNING) {
+        if (node->done) {
             tddp_launch_coordinator_check_done(coordinator);
-        } else if (coordinator->opts.elastic) {
+        } else if (coordinator->elastic) {
             tddp_launch_coordinator_end_round(coordinator, TDDP_LAUNCH_HOW_CHANGED, text);
         } else {
             tddp_launch_coordinator_charge_restart(coordinator, last, text);
         }
-    } else if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_GATHERING && no_other_comes &&
-               !coordinator->opts.elastic && !tddp_launch_coordinator_has_restart(coordinator)) {
+    } else if (member && coordinator->doc.stage == TDDP_LAUNCH_STAGE_GATHERING && no_other_comes &&
+               !coordinator->elastic && !tddp_launch_coordinator_has_restart(coordinator)) {
         tddp_launch_coordinator_end_job(coordinator, last, text);
     }
-}
-
-/* Others would go on without it, but for the store that it takes along: that is said. */
-static void end_with_host(tddp_launch_coordinator *coordinator, const char *text)
-{
-    char whole[HOST_TEXT_BYTES];
-    (void)snprintf(whole, sizeof whole, "%.256s%s", text,
-                   coordinator->opts.elastic
-                       ? ", and with it the coordinator; a job with --rdzv-backend=etcd "
-                         "survives that"
-                       : "");
-    tddp_launch_coordinator_end_job(coordinator, TDDP_LAUNCH_HOW_STOPPED, whole);
 }
 
 void tddp_launch_coordinator_leave(tddp_launch_coordinator *coordinator,
                                    tddp_launch_participant *node)
 {
-    char text[sizeof node->entry.leave_text];
-    bool member = node->status == TDDP_LAUNCH_MEMBER;
-    bool was_in = node->in;
-    memcpy(text, node->entry.leave_text, sizeof text);
-    leave_trace(coordinator, node);
-    node->status = TDDP_LAUNCH_OUT;
-    node->in = node->ready = false;
-    drop_note(coordinator, node->entry.id);
-    if (node->entry.hosting && !coordinator->opts.hands_over) {
-        end_with_host(coordinator, text);
-    } else if (member) {
-        do_without(coordinator, true, was_in, node->done, text);
-    }
+    char text[2 * TDDP_LAUNCH_NAME_BYTES];
+    bool hosting = node->entry.self.hosting && coordinator->elastic;
+    /* Others would go on without it, but for the store that it takes along: that is said. */
+    (void)snprintf(text, sizeof text, "%s%s", node->entry.leave_text,
+                   hosting && coordinator->opts.options->backend != TDDP_LAUNCH_ETCD
+                       ? ", and with it the coordinator; a job with --rdzv-backend=etcd survives "
+                         "that"
+                       : "");
+    do_without(coordinator, node, true, text);
 }
 
 static void describe_loss(const tddp_launch_coordinator *coordinator,
@@ -151,71 +150,40 @@ static void describe_loss(const tddp_launch_coordinator *coordinator,
 {
     char rank[24] = "a node";
     char silence[64] = "";
+    int silence_s = (int)(coordinator->opts.times->silence_ms / 1000);
     if (node->rank >= 0) {
         (void)snprintf(rank, sizeof rank, "node %d", node->rank);
     }
-    if (coordinator->opts.silence_s > 0) {
-        (void)snprintf(silence, sizeof silence, ", or has been silent for %d s",
-                       coordinator->opts.silence_s);
+    if (silence_s > 0) {
+        (void)snprintf(silence, sizeof silence, ", or has been silent for %d s", silence_s);
     }
     (void)snprintf(text, size, "%s is lost: its torchrun is gone%s (%.200s pid %lld)", rank,
-                   silence, node->entry.host, (long long)node->entry.pid);
-}
-
-static void remove_node(tddp_launch_coordinator *coordinator, int index)
-{
-    tddp_launch_participant *node = &coordinator->nodes[index];
-    memmove(node, node + 1, (size_t)(coordinator->count - index - 1) * sizeof *node);
-    coordinator->count--;
-}
-
-/* Of nodes that are not here any more. */
-static void drop_notes(tddp_launch_coordinator *coordinator)
-{
-    for (int i = coordinator->doc.note_count - 1; i >= 0; i--) {
-        bool here = false;
-        for (int j = 0; j < coordinator->count && !here; j++) {
-            here = strcmp(coordinator->nodes[j].entry.id, coordinator->doc.notes[i].id) == 0;
-        }
-        if (!here) {
-            drop_note(coordinator, coordinator->doc.notes[i].id);
-        }
-    }
+                   silence, node->entry.self.host, (long long)node->entry.self.pid);
 }
 
 int64_t tddp_launch_coordinator_lost_at(const tddp_launch_coordinator *coordinator,
                                         const tddp_launch_participant *node)
 {
-    const tddp_launch_coordinator_opts *opts = &coordinator->opts;
+    const tddp_launch_times *times = coordinator->opts.times;
     bool patient = node->adopted || node->missing_ns < coordinator->patient_ns;
-    return node->missing_ns + (node->status == TDDP_LAUNCH_OUT ? 0
-                               : patient                       ? opts->takeover_ns
-                                                               : opts->return_ns);
+    return node->status == TDDP_LAUNCH_OUT
+               ? node->missing_ns
+               : tddp_deadline_from(node->missing_ns,
+                                    patient ? times->takeover_ms : times->reconnect_ms);
 }
 
 void tddp_launch_coordinator_remove_lost(tddp_launch_coordinator *coordinator)
 {
     char text[TDDP_LAUNCH_LIST_BYTES];
-    for (int i = 0; i < coordinator->count;) {
+    for (int i = coordinator->count - 1; i >= 0; i--) {
         tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node->missing_ns == 0 ||
-            coordinator->now_ns < tddp_launch_coordinator_lost_at(coordinator, node)) {
-            i++;
-            continue;
-        }
-        bool member = node->status == TDDP_LAUNCH_MEMBER;
-        bool was_in = node->in;
-        bool was_done = node->done;
-        describe_loss(coordinator, node, text, sizeof text);
-        if (node->status != TDDP_LAUNCH_OUT) {
-            leave_trace(coordinator, node);
-        }
-        remove_node(coordinator, i);
-        if (member) {
-            do_without(coordinator, false, was_in, was_done, text);
+        if (node->missing_ns != 0 &&
+            coordinator->now_ns >= tddp_launch_coordinator_lost_at(coordinator, node)) {
+            describe_loss(coordinator, node, text, sizeof text);
+            do_without(coordinator, node, false, text);
+            remove_at(coordinator->nodes, &coordinator->count, sizeof *node, i);
         }
     }
-    drop_notes(coordinator);
 }
 
 /* --- newcomers ------------------------------------------------------------------------------- */
@@ -224,7 +192,7 @@ static void refuse(tddp_launch_coordinator *coordinator, tddp_launch_participant
                    const char *text)
 {
     node->status = TDDP_LAUNCH_OUT;
-    add_note(coordinator, node->entry.id, true, text);
+    add_note(coordinator, node->entry.self.id, true, text);
 }
 
 /* Whether a node has answered since another came, which asks all to. */
@@ -245,10 +213,10 @@ static void ask_all(tddp_launch_coordinator *coordinator, tddp_launch_participan
 static tddp_launch_participant *same_rank(tddp_launch_coordinator *coordinator,
                                           const tddp_launch_participant *newcomer)
 {
-    int wanted = newcomer->entry.node_rank;
+    int wanted = newcomer->entry.self.node_rank;
     for (int i = 0; i < coordinator->count && wanted >= 0; i++) {
         tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node != newcomer && node->entry.node_rank == wanted &&
+        if (node != newcomer && node->entry.self.node_rank == wanted &&
             (node->status == TDDP_LAUNCH_SPARE || node->status == TDDP_LAUNCH_MEMBER)) {
             return node;
         }
@@ -273,9 +241,9 @@ static void admit(tddp_launch_coordinator *coordinator, tddp_launch_participant 
     char name[TDDP_LAUNCH_LIST_BYTES];
     char text[TDDP_LAUNCH_LIST_BYTES + 32];
     node->status = TDDP_LAUNCH_MEMBER;
-    drop_note(coordinator, node->entry.id);
-    if (node->rank < 0 && node->entry.node_rank < 0) {
-        node->rank = take_trace(coordinator, node->entry.host);
+    drop_note(coordinator, node->entry.self.id);
+    if (node->rank < 0 && node->entry.self.node_rank < 0) {
+        node->rank = take_trace(coordinator, node->entry.self.host);
     }
     if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_RUNNING) {
         (void)snprintf(text, sizeof text, "%s has come", tddp_launch_coordinator_name(node, name));
@@ -292,7 +260,7 @@ static void make_spare(tddp_launch_coordinator *coordinator, tddp_launch_partici
         (void)snprintf(text, sizeof text,
                        "the job \"%.200s\" at %.200s has its %d nodes: this one waits for a place "
                        "that comes free",
-                       opts->run_id, opts->where, opts->max_nodes);
+                       opts->run_id, opts->where, opts->options->max_nodes);
     } else {
         (void)snprintf(
             text, sizeof text,
@@ -301,7 +269,7 @@ static void make_spare(tddp_launch_coordinator *coordinator, tddp_launch_partici
             opts->run_id, opts->where);
     }
     node->status = TDDP_LAUNCH_SPARE;
-    add_note(coordinator, node->entry.id, false, text);
+    add_note(coordinator, node->entry.self.id, false, text);
 }
 
 /* A newcomer asks for a rank that another node has. */
@@ -314,7 +282,8 @@ static void place_same_rank(tddp_launch_coordinator *coordinator, tddp_launch_pa
         (void)snprintf(text, sizeof text,
                        "--node-rank=%d is taken already by %.200s pid %lld; expected another rank "
                        "on each node",
-                       node->entry.node_rank, other->entry.host, (long long)other->entry.pid);
+                       node->entry.self.node_rank, other->entry.self.host,
+                       (long long)other->entry.self.pid);
         refuse(coordinator, node, text);
     }
 }
@@ -330,7 +299,7 @@ static void place_where_none_is_free(tddp_launch_coordinator *coordinator,
         (void)snprintf(text, sizeof text,
                        "the job \"%.200s\" at %.200s has its %d nodes already; start more with a "
                        "larger --nnodes on all of them",
-                       opts->run_id, opts->where, opts->max_nodes);
+                       opts->run_id, opts->where, opts->options->max_nodes);
         refuse(coordinator, node, text);
     }
 }
@@ -339,7 +308,8 @@ static void place_where_none_is_free(tddp_launch_coordinator *coordinator,
 static void place(tddp_launch_coordinator *coordinator, tddp_launch_participant *node)
 {
     const tddp_launch_participant *other = same_rank(coordinator, node);
-    bool full = tddp_launch_coordinator_members(coordinator) >= coordinator->opts.max_nodes;
+    bool full =
+        tddp_launch_coordinator_members(coordinator) >= coordinator->opts.options->max_nodes;
     if (node->status == TDDP_LAUNCH_PENDING && other) {
         place_same_rank(coordinator, node, other);
     } else if (!full && !coordinator->finishing) {
@@ -347,8 +317,7 @@ static void place(tddp_launch_coordinator *coordinator, tddp_launch_participant 
         if (node->ready || coordinator->doc.stage != TDDP_LAUNCH_STAGE_RUNNING) {
             admit(coordinator, node);
         }
-    } else if (full && !coordinator->opts.elastic &&
-               !tddp_launch_coordinator_has_restart(coordinator)) {
+    } else if (full && !coordinator->elastic && !tddp_launch_coordinator_has_restart(coordinator)) {
         place_where_none_is_free(coordinator, node);
     } else if (node->status == TDDP_LAUNCH_PENDING) {
         ask_all(coordinator, node);
@@ -397,13 +366,13 @@ void tddp_launch_coordinator_join(tddp_launch_coordinator *coordinator,
     tddp_launch_participant *node = &coordinator->nodes[coordinator->count++];
     *node = (tddp_launch_participant){
         .entry = *entry,
-        .status = tddp_launch_coordinator_has_refused(coordinator, entry->id) ? TDDP_LAUNCH_OUT
-                                                                              : TDDP_LAUNCH_PENDING,
+        .status = tddp_launch_coordinator_has_refused(coordinator, entry->self.id)
+                      ? TDDP_LAUNCH_OUT
+                      : TDDP_LAUNCH_PENDING,
         .rank = entry->rank,
         .round = entry->round,
         .ready = entry->ready > entry->round,
     };
-    node->entry.last = NULL;
     if (strcmp(entry->job, coordinator->doc.job) != 0) {
         refuse_settings(coordinator, node);
     } else if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED && entry->round < 0) {

@@ -29,7 +29,8 @@ int tddp_launch_coordinator_ready(const tddp_launch_coordinator *coordinator)
 
 int tddp_launch_coordinator_needed(const tddp_launch_coordinator *coordinator)
 {
-    return coordinator->opts.elastic ? coordinator->opts.min_nodes : coordinator->opts.max_nodes;
+    return coordinator->elastic ? coordinator->opts.options->min_nodes
+                                : coordinator->opts.options->max_nodes;
 }
 
 /* Rule 1. */
@@ -45,9 +46,10 @@ static bool may_start(tddp_launch_coordinator *coordinator)
     if (ready < tddp_launch_coordinator_members(coordinator)) {
         return false;
     }
-    return ready == coordinator->opts.max_nodes ||
-           now - coordinator->enough_ns >= coordinator->opts.last_call_ns ||
-           now - coordinator->gathering_ns >= coordinator->opts.join_timeout_ns;
+    return ready == coordinator->opts.options->max_nodes ||
+           now >=
+               tddp_deadline_from(coordinator->enough_ns, coordinator->opts.times->last_call_ms) ||
+           now >= tddp_deadline_from(coordinator->gathering_ns, coordinator->opts.times->join_ms);
 }
 
 /* --- ranks ----------------------------------------------------------------------------------- */
@@ -71,11 +73,11 @@ static int compare_rest(const void *a, const void *b)
 {
     const tddp_launch_participant *left = *(tddp_launch_participant *const *)a;
     const tddp_launch_participant *right = *(tddp_launch_participant *const *)b;
-    if (left->entry.hosting != right->entry.hosting) {
-        return left->entry.hosting ? -1 : 1;
+    if (left->entry.self.hosting != right->entry.self.hosting) {
+        return left->entry.self.hosting ? -1 : 1;
     }
-    int64_t one = left->entry.node_rank < 0 ? INT32_MAX : left->entry.node_rank;
-    int64_t other = right->entry.node_rank < 0 ? INT32_MAX : right->entry.node_rank;
+    int64_t one = left->entry.self.node_rank < 0 ? INT32_MAX : left->entry.self.node_rank;
+    int64_t other = right->entry.self.node_rank < 0 ? INT32_MAX : right->entry.self.node_rank;
     if (one == other) { /* by their coming */
         return (left > right) - (left < right);
     }
@@ -100,9 +102,9 @@ static int rank_of_pass(const tddp_launch_coordinator *coordinator,
 {
     bool was_in = node->round >= 0 && node->round == coordinator->doc.round;
     if (pass == 0) {
-        return node->entry.node_rank;
+        return node->entry.self.node_rank;
     }
-    return node->entry.node_rank < 0 && (pass == 2 || was_in) ? node->rank : -1;
+    return node->entry.self.node_rank < 0 && (pass == 2 || was_in) ? node->rank : -1;
 }
 
 static void assign(tddp_launch_coordinator *coordinator, tddp_launch_participant **holders,
@@ -126,25 +128,6 @@ static void assign(tddp_launch_coordinator *coordinator, tddp_launch_participant
     give_rest(holders, rest, left, count);
 }
 
-static void fill_members(tddp_launch_member *members, tddp_launch_participant *const *holders,
-                         int count)
-{
-    for (int rank = 0; rank < count; rank++) {
-        const tddp_launch_entry *entry = &holders[rank]->entry;
-        tddp_launch_member *member = &members[rank];
-        *member = (tddp_launch_member){
-            .pid = entry->pid,
-            .local_size = entry->local_size,
-            .node_rank = entry->node_rank,
-            .hosting = entry->hosting,
-        };
-        memcpy(member->id, entry->id, sizeof member->id);
-        memcpy(member->host, entry->host, sizeof member->host);
-        memcpy(member->role, entry->role, sizeof member->role);
-        memcpy(member->addr, entry->addr, sizeof member->addr);
-    }
-}
-
 static void start(tddp_launch_coordinator *coordinator)
 {
     tddp_launch_state *doc = &coordinator->doc;
@@ -158,7 +141,6 @@ static void start(tddp_launch_coordinator *coordinator)
         return;
     }
     assign(coordinator, holders, holders + count, count);
-    fill_members(members, holders, count);
     free(doc->members);
     doc->members = members;
     doc->count = count;
@@ -170,6 +152,7 @@ static void start(tddp_launch_coordinator *coordinator)
     coordinator->enough_ns = 0;
     coordinator->changed = true;
     for (int rank = 0; rank < count; rank++) {
+        members[rank] = holders[rank]->entry.self;
         holders[rank]->round = doc->round;
         holders[rank]->ready = holders[rank]->done = false;
     }
@@ -183,6 +166,15 @@ void tddp_launch_coordinator_try_start(tddp_launch_coordinator *coordinator)
         start(coordinator);
         tddp_launch_coordinator_place(coordinator); /* spares that are of no use any more */
     }
+}
+
+void tddp_launch_coordinator_gather(tddp_launch_coordinator *coordinator)
+{
+    coordinator->doc.stage = TDDP_LAUNCH_STAGE_GATHERING;
+    coordinator->finishing = false;
+    coordinator->gathering_ns = coordinator->now_ns;
+    coordinator->report_ns =
+        tddp_deadline_from(coordinator->now_ns, coordinator->opts.times->report_ms);
 }
 
 /* --- ends ------------------------------------------------------------------------------------ */
@@ -202,7 +194,6 @@ void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tdd
                                        const char *text)
 {
     tddp_launch_state *doc = &coordinator->doc;
-    doc->stage = TDDP_LAUNCH_STAGE_GATHERING;
     doc->over = doc->round;
     doc->over_how = how;
     (void)snprintf(doc->over_text, sizeof doc->over_text, "%s", text);
@@ -213,15 +204,13 @@ void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tdd
             node->ready = node->entry.ready > node->round;
         }
     }
-    coordinator->finishing = false;
     coordinator->changed = true;
-    coordinator->gathering_ns = coordinator->now_ns;
-    coordinator->report_ns = coordinator->now_ns + coordinator->opts.report_every_ns;
+    tddp_launch_coordinator_gather(coordinator);
 }
 
 bool tddp_launch_coordinator_has_restart(const tddp_launch_coordinator *coordinator)
 {
-    return coordinator->doc.restart < coordinator->opts.max_restarts;
+    return coordinator->doc.restart < coordinator->opts.options->max_restarts;
 }
 
 /* A round is over for a reason that costs a restart; `last` is how the job ends without one. */

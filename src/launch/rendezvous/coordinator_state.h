@@ -23,7 +23,7 @@ typedef enum tddp_launch_node_status {
 } tddp_launch_node_status;
 
 typedef struct tddp_launch_participant {
-    tddp_launch_entry entry; /* as it was read last; without `last` */
+    tddp_launch_entry entry; /* as it was read last */
     tddp_launch_node_status status;
     int rank;           /* in its last round, or of one of its host that went; -1: none */
     int round;          /* its last */
@@ -39,13 +39,14 @@ enum { TDDP_LAUNCH_MOST_TRACES = 256 };
 
 struct tddp_launch_coordinator {
     tddp_launch_coordinator_opts opts;
+    bool elastic; /* nodes come and leave without a restart */
     tddp_launch_state doc;
     bool changed;                   /* the document, in the call under way */
     tddp_launch_participant *nodes; /* in the order in which they came */
     int count;
     bool adopted;         /* none of the document's nodes was seen yet */
     bool finishing;       /* someone is done with the running round */
-    int64_t patient_ns;   /* until when a node that is missing has takeover_ns; 0: no node has */
+    int64_t patient_ns;   /* until when a node that is missing has takeover_ms; 0: no node has */
     int64_t gathering_ns; /* since when */
     int64_t enough_ns;    /* since when there are enough for a round; 0: there are not */
     int64_t report_ns;    /* when to report next */
@@ -64,6 +65,9 @@ int tddp_launch_coordinator_ready(const tddp_launch_coordinator *coordinator);
 
 /* How many a round needs. */
 int tddp_launch_coordinator_needed(const tddp_launch_coordinator *coordinator);
+
+/* Waits for nodes from now on. */
+void tddp_launch_coordinator_gather(tddp_launch_coordinator *coordinator);
 
 /* Starts a round if one may start now. */
 void tddp_launch_coordinator_try_start(tddp_launch_coordinator *coordinator);

@@ -32,13 +32,13 @@ const char *tddp_launch_coordinator_name(const tddp_launch_participant *node,
                                          char text[TDDP_LAUNCH_LIST_BYTES])
 {
     text[0] = '\0';
-    int rank = node->rank >= 0 ? node->rank : node->entry.node_rank;
+    int rank = node->rank >= 0 ? node->rank : node->entry.self.node_rank;
     if (rank >= 0) {
         add(text, "node %d", rank);
     } else {
         add(text, "a node");
     }
-    add(text, " (%s pid %lld)", node->entry.host, (long long)node->entry.pid);
+    add(text, " (%s pid %lld)", node->entry.self.host, (long long)node->entry.self.pid);
     return text;
 }
 
@@ -63,7 +63,7 @@ static bool has_rank(const tddp_launch_coordinator *coordinator, int rank)
 {
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        int its = node->entry.node_rank >= 0 ? node->entry.node_rank : node->rank;
+        int its = node->entry.self.node_rank >= 0 ? node->entry.self.node_rank : node->rank;
         if (node->status == TDDP_LAUNCH_MEMBER && its == rank) {
             return true;
         }
@@ -78,15 +78,15 @@ static int list_missing(const tddp_launch_coordinator *coordinator, char *text)
     text[0] = '\0';
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node->status == TDDP_LAUNCH_MEMBER && node->entry.node_rank < 0 && node->rank < 0 &&
-            !node->entry.hosting) {
+        if (node->status == TDDP_LAUNCH_MEMBER && node->entry.self.node_rank < 0 &&
+            node->rank < 0 && !node->entry.self.hosting) {
             return 0;
         }
     }
     for (int rank = 0; rank < tddp_launch_coordinator_needed(coordinator); rank++) {
         bool hosts = rank == 0 && coordinator->doc.round < 0 && coordinator->count > 0 &&
-                     coordinator->nodes[0].entry.hosting &&
-                     coordinator->nodes[0].entry.node_rank < 0;
+                     coordinator->nodes[0].entry.self.hosting &&
+                     coordinator->nodes[0].entry.self.node_rank < 0;
         if (!hosts && !has_rank(coordinator, rank)) {
             add(text, "%s%d", missing++ ? ", " : "", rank);
         }
@@ -95,6 +95,26 @@ static int list_missing(const tddp_launch_coordinator *coordinator, char *text)
 }
 
 /* --- sentences ------------------------------------------------------------------------------- */
+
+/* ": node rank 1 has not come; here: node 0 (a pid 12)"; how many are here. */
+static int describe_absent(const tddp_launch_coordinator *coordinator,
+                           char text[2 * TDDP_LAUNCH_LIST_BYTES])
+{
+    char here[TDDP_LAUNCH_LIST_BYTES];
+    char missing[TDDP_LAUNCH_LIST_BYTES];
+    int count = list_nodes(coordinator, false, here);
+    int ranks = list_missing(coordinator, missing);
+    (void)snprintf(text, 2 * TDDP_LAUNCH_LIST_BYTES, "%s%.400s%s; here: %s",
+                   ranks == 1  ? ": node rank "
+                   : ranks > 1 ? ": node ranks "
+                               : "",
+                   missing,
+                   ranks == 1  ? " has not come"
+                   : ranks > 1 ? " have not come"
+                               : "",
+                   count > 0 ? here : "nobody");
+    return count;
+}
 
 /* A new status line, for all nodes to show. */
 static void report(tddp_launch_coordinator *coordinator, const char *format, ...) TDDP_PRINTF(2, 3);
@@ -109,73 +129,47 @@ static void report(tddp_launch_coordinator *coordinator, const char *format, ...
     coordinator->changed = true;
 }
 
-static void report_absent(tddp_launch_coordinator *coordinator, int absent, const char *here)
-{
-    char missing[TDDP_LAUNCH_LIST_BYTES];
-    int ranks = list_missing(coordinator, missing);
-    bool more = coordinator->opts.max_nodes > tddp_launch_coordinator_needed(coordinator);
-    report(coordinator, "waiting at %s for %d of %s%d nodes%s%s%s; here: %s",
-           coordinator->opts.where, absent, more ? "at least " : "",
-           tddp_launch_coordinator_needed(coordinator),
-           ranks == 1  ? ": node rank "
-           : ranks > 1 ? ": node ranks "
-                       : "",
-           missing,
-           ranks == 1  ? " has not come"
-           : ranks > 1 ? " have not come"
-                       : "",
-           here[0] ? here : "nobody");
-}
-
 void tddp_launch_coordinator_report_waiting(tddp_launch_coordinator *coordinator)
 {
-    char here[TDDP_LAUNCH_LIST_BYTES];
-    char unready[TDDP_LAUNCH_LIST_BYTES];
-    int count = list_nodes(coordinator, false, here);
-    int absent = tddp_launch_coordinator_needed(coordinator) - count;
-    if (absent > 0) {
-        report_absent(coordinator, absent, here);
-    } else if (list_nodes(coordinator, true, unready) > 0) {
-        report(coordinator, "waiting at %s for the workers of %s to end", coordinator->opts.where,
-               unready);
+    char text[2 * TDDP_LAUNCH_LIST_BYTES];
+    const char *where = coordinator->opts.where;
+    int max = coordinator->opts.options->max_nodes;
+    int needed = tddp_launch_coordinator_needed(coordinator);
+    int here = describe_absent(coordinator, text);
+    if (here < needed) {
+        report(coordinator, "waiting at %s for %d of %s%d nodes%s", where, needed - here,
+               max > needed ? "at least " : "", needed, text);
+    } else if (list_nodes(coordinator, true, text) > 0) {
+        report(coordinator, "waiting at %s for the workers of %s to end", where, text);
     } else if (coordinator->enough_ns != 0) {
-        int64_t left =
-            coordinator->enough_ns + coordinator->opts.last_call_ns - coordinator->now_ns;
+        int64_t start_ns =
+            tddp_deadline_from(coordinator->enough_ns, coordinator->opts.times->last_call_ms);
+        (void)list_nodes(coordinator, false, text);
         report(coordinator,
                "%d of up to %d nodes have come to %s (%s); the workers start in %lld s, or once "
                "all have come",
-               count, coordinator->opts.max_nodes, coordinator->opts.where, here,
-               (long long)((left + TDDP_NS_PER_S - 1) / TDDP_NS_PER_S));
+               here, max, where, text,
+               (long long)((start_ns - coordinator->now_ns + TDDP_NS_PER_S - 1) / TDDP_NS_PER_S));
     }
 }
 
 void tddp_launch_coordinator_describe_missing(const tddp_launch_coordinator *coordinator,
                                               char text[TDDP_LAUNCH_TEXT_BYTES])
 {
-    char here[TDDP_LAUNCH_LIST_BYTES];
-    char other[TDDP_LAUNCH_LIST_BYTES];
-    const char *where = coordinator->opts.where;
-    long long seconds = coordinator->opts.join_timeout_ns / TDDP_NS_PER_S;
+    char nodes[2 * TDDP_LAUNCH_LIST_BYTES];
+    long long seconds = coordinator->opts.times->join_ms / 1000;
     int needed = tddp_launch_coordinator_needed(coordinator);
-    int count = list_nodes(coordinator, false, here);
-    if (count >= needed && list_nodes(coordinator, true, other) > 0) {
+    int here = list_nodes(coordinator, false, nodes);
+    if (here >= needed && list_nodes(coordinator, true, nodes) > 0) {
         (void)snprintf(text, TDDP_LAUNCH_TEXT_BYTES,
                        "the workers of %s did not end within %lld s, so no other round can start",
-                       other, seconds);
+                       nodes, seconds);
         return;
     }
-    int ranks = list_missing(coordinator, other);
-    if (ranks == 0) {
-        (void)snprintf(other, sizeof other, "%d", needed - count);
-    }
+    (void)describe_absent(coordinator, nodes);
     (void)snprintf(text, TDDP_LAUNCH_TEXT_BYTES,
-                   "not all of the %d nodes came to %s within %lld s (%s%s %s missing; here: %s); "
-                   "check that torchrun runs on each with the same endpoint and --rdzv-id, or "
-                   "raise --rdzv-conf join_timeout",
-                   needed, where, seconds,
-                   ranks == 1  ? "node rank "
-                   : ranks > 1 ? "node ranks "
-                               : "",
-                   other, ranks == 1 || (ranks == 0 && needed - count == 1) ? "is" : "are",
-                   here[0] ? here : "nobody");
+                   "only %d of the %d nodes came to %s within %lld s%s; check that torchrun "
+                   "runs on each with the same endpoint and --rdzv-id, or raise --rdzv-conf "
+                   "join_timeout",
+                   here, needed, coordinator->opts.where, seconds, nodes);
 }

@@ -1,10 +1,10 @@
 /*
  * The way to where the nodes meet: tried again and again until it is there, or time is over, with a
  * line now and then. What becomes of a round meanwhile: where certainly nobody is any more the host
- * has taken it along; silence alone ends nothing, unless the job is elastic and the others have
- * gone on by now. Runs on the rendezvous thread.
+ * has taken the job along; silence alone ends nothing, unless the job is elastic and the others
+ * have gone on by now. Runs on the rendezvous thread.
  */
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "launch/rendezvous/member.h"
@@ -17,31 +17,22 @@ enum {
     EARLIER_PART =
         5, /* of the silence: a node that is cut off ends its workers before others begin */
     SHORT_PAUSE_MS = 100, /* of a node that the others may count as lost */
+    RETURN_MS = 5 * 1000, /* for another host where the last one has ended */
     HOST_EVERY_MS = 1500, /* to see whether the endpoint's port has become free */
     TRIED_BYTES = TDDP_LAUNCH_MAX_ENDPOINTS * (TDDP_LAUNCH_HOST_BYTES + 16) + TDDP_LAUNCH_WHY_BYTES,
-    NAME_BYTES = TDDP_LAUNCH_HOST_BYTES + 80,
 };
 
 /* One search. */
 typedef struct search {
-    const char *reason; /* why the last connection was lost; NULL: there was none */
-    int64_t deadline;   /* INT64_MAX: none, as long as workers run */
-    int64_t report_at;
+    int64_t deadline; /* INT64_MAX: none, as long as workers run */
     int64_t host_at;
-    bool refused; /* nobody is there any more, and the agent knows */
-    bool silent;  /* the agent knows that nobody answers */
+    bool gone;   /* nobody is there any more, and the agent knows */
+    bool silent; /* nobody answers, and the agent knows */
 } search;
 
-static void name_host(const tddp_launch_node *node, char name[NAME_BYTES])
-{
-    (void)snprintf(name, NAME_BYTES, "%s %s",
-                   node->link.backend->survives ? "etcd at"
-                                                : "the torchrun that hosts the rendezvous at",
-                   node->where);
-}
-
 /* "a:2379, b:2379 (Connection refused)". */
-static void describe_tried(const tddp_launch_node *node, const char *why, char text[TRIED_BYTES])
+static const char *describe_tried(const tddp_launch_node *node, const char *why,
+                                  char text[TRIED_BYTES])
 {
     size_t used = 0;
     for (int i = 0; i < node->options->endpoint_count && used < TRIED_BYTES; i++) {
@@ -52,14 +43,7 @@ static void describe_tried(const tddp_launch_node *node, const char *why, char t
     if (used < TRIED_BYTES) {
         (void)snprintf(text + used, TRIED_BYTES - used, " (%s)", why);
     }
-}
-
-static void notify(tddp_launch_node *node, char *line)
-{
-    if (line) {
-        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, line);
-    }
-    free(line);
+    return text;
 }
 
 /* Whether another try would be as vain: another secret, say, or no store at all. A node that was in
@@ -71,73 +55,74 @@ static bool is_permanent(const tddp_launch_node *node, tddp_status status)
                               status == TDDP_INVALID_ARGUMENT || status == TDDP_UNSUPPORTED));
 }
 
-static void give_up_search(tddp_launch_node *node, const char *why)
+static void give_up(tddp_launch_node *node, const char *why)
 {
     char tried[TRIED_BYTES];
-    char name[NAME_BYTES];
-    describe_tried(node, why, tried);
-    name_host(node, name);
-    char *text =
-        node->was_in
-            ? tddp_format("%s is lost: %s%s", name, why,
-                          node->link.backend->survives
-                              ? ""
-                              : "; a job with --rdzv-backend=etcd survives that")
-            : tddp_format(
-                  "no torchrun leads the job \"%s\" within %d s: tried %s; check that %s, "
-                  "and that all nodes have the same --rdzv-endpoint and --rdzv-id, or "
-                  "raise --rdzv-conf join_timeout",
-                  node->run_id, node->options->conf.join_timeout, tried,
-                  node->link.backend->survives
-                      ? "etcd answers there"
-                      : "torchrun runs there (with --rdzv-conf is_host=1 if that host knows "
-                        "itself by another address)");
-    tddp_launch_node_give_up(node, text ? text : "out of memory");
-    free(text);
+    bool etcd = node->link.backend->survives;
+    if (node->was_in) {
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_ERROR, "%s is lost: %s%s",
+                                node->meets, why,
+                                etcd ? "" : "; a job with --rdzv-backend=etcd survives that");
+        return;
+    }
+    tddp_launch_node_notify(
+        node, TDDP_LAUNCH_NOTIFICATION_ERROR,
+        "no torchrun leads the job \"%s\" within %d s: tried %s; check that %s, and that all nodes "
+        "have the same --rdzv-endpoint and --rdzv-id, or raise --rdzv-conf join_timeout",
+        node->run_id, node->options->conf.join_timeout, describe_tried(node, why, tried),
+        etcd ? "etcd answers there"
+             : "torchrun runs there (with --rdzv-conf is_host=1 if that host knows itself by "
+               "another address)");
+}
+
+/* A line now and then. */
+static void report_search(tddp_launch_node *node, const char *why)
+{
+    char tried[TRIED_BYTES];
+    if (tddp_now_ns() >= node->report_at) {
+        node->report_at = tddp_deadline_after_ms(node->times.report_ms);
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS,
+                                "looking for who leads the job \"%s\": tried %s", node->run_id,
+                                describe_tried(node, why, tried));
+    }
 }
 
 /* --- a connection that is lost --------------------------------------------------------------- */
 
-/* Nobody is there: who served the store has ended, and its workers with it. Another one may come
- * in a moment. */
-static void note_refused(tddp_launch_node *node, search *s)
+/* Nobody is there: who served the store has ended, and took the job along. An elastic one begins
+ * anew, with this node as a newcomer, if another host comes in a moment. */
+static void note_gone(tddp_launch_node *node, search *s)
 {
-    char name[NAME_BYTES];
-    if (s->refused) {
+    char text[sizeof node->meets + sizeof node->link.why + 16];
+    if (s->gone) {
         return;
     }
-    name_host(node, name);
-    s->refused = true;
-    s->deadline = tddp_deadline_after_ms(node->times.return_ms);
-    char *text = tddp_format("%s is lost: %s", name, node->link.why);
-    if (text && node->part != TDDP_LAUNCH_AWAITING) {
-        tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_CHANGED, text);
-        free(text);
-    } else {
-        notify(node, text);
-    }
+    s->gone = true;
+    s->deadline = tddp_deadline_after_ms(tddp_launch_is_elastic(node->options) ? RETURN_MS : 0);
+    (void)snprintf(text, sizeof text, "%s is lost: %s", node->meets, node->link.why);
+    tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_CHANGED, text);
+    node->entry.round = node->entry.rank = node->entry.ready = -1;
+    node->entry.done = node->entry.failed = node->entry.master_round = -1;
 }
 
 /* Nobody answers. Workers that run go on, but in an elastic job not beside those of a round that
  * the others have begun by now. */
 static void note_silent(tddp_launch_node *node, search *s)
 {
-    char name[NAME_BYTES];
+    char text[sizeof node->meets + 96];
     int64_t silence_ms = (tddp_now_ns() - node->heard_ns) / TDDP_NS_PER_MS;
     int64_t limit_ms = node->times.silence_ms - node->times.silence_ms / EARLIER_PART;
     bool elastic = tddp_launch_is_elastic(node->options);
-    name_host(node, name);
     if (!s->silent && silence_ms >= REACH_MS) {
         s->silent = true;
-        notify(node, tddp_format("%s does not answer: %s", name, node->link.why));
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, "%s does not answer: %s",
+                                node->meets, node->link.why);
     }
     if (elastic && node->part != TDDP_LAUNCH_AWAITING && silence_ms >= limit_ms) {
-        char *text = tddp_format("%s has not answered for %lld s: the other nodes go on without "
-                                 "this one",
-                                 name, (long long)(silence_ms / 1000));
-        tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_CHANGED,
-                                    text ? text : "out of memory");
-        free(text);
+        (void)snprintf(text, sizeof text,
+                       "%s has not answered for %lld s: the other nodes go on without this one",
+                       node->meets, (long long)(silence_ms / 1000));
+        tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_CHANGED, text);
     }
     if (node->part != TDDP_LAUNCH_AWAITING && node->entry.done != node->entry.round) {
         s->deadline = INT64_MAX;
@@ -150,15 +135,14 @@ static void note_silent(tddp_launch_node *node, search *s)
  * without a restart left nothing comes after it. */
 static void note_failure(tddp_launch_node *node)
 {
-    bool failed = node->requests.failed || node->entry.failed == node->entry.round;
+    bool failed = node->report_failure_at != INT64_MAX || node->entry.failed == node->entry.round;
     if (node->part != TDDP_LAUNCH_WORKING || !failed) {
         return;
     }
     node->entry.failed = node->entry.round;
     node->entry_changed = true;
     if (node->world.restart >= node->options->max_restarts) {
-        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_ENDED, node->entry.text);
-        node->over = true;
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_ENDED, "%s", node->entry.text);
     } else {
         tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_FAILED, node->entry.text);
     }
@@ -174,58 +158,49 @@ static int64_t attempt_ms(const tddp_launch_node *node)
     return node->was_in && node->times.read_ms < most_ms ? node->times.read_ms : most_ms;
 }
 
-/* What follows from an attempt in vain; false: the search is over. */
-static bool go_on(tddp_launch_node *node, search *s)
+/* What follows from an attempt in vain. */
+static void go_on(tddp_launch_node *node, search *s)
 {
-    char tried[TRIED_BYTES];
-    if (s->reason && node->was_in && node->link.refused) {
-        note_refused(node, s);
-    } else if (s->reason && node->was_in && !s->refused) {
+    const char *why = node->link.why;
+    if (node->was_in && node->link.refused) {
+        note_gone(node, s);
+    } else if (node->was_in && !s->gone) {
         note_silent(node, s);
     }
     note_failure(node);
-    if (node->over) {
-        return false;
+    if (!node->over && tddp_now_ns() >= s->deadline) {
+        give_up(node, why);
     }
-    if (tddp_now_ns() >= s->deadline) {
-        give_up_search(node, node->link.why);
-        return false;
-    }
-    if (tddp_now_ns() >= s->host_at) {
+    if (!node->over && tddp_now_ns() >= s->host_at) {
         s->host_at = tddp_deadline_after_ms(HOST_EVERY_MS);
-        if (tddp_launch_host_late(node) != TDDP_OK) {
-            tddp_launch_node_give_up(node, tddp_error_message());
-            return false;
+        if (!node->was_in && tddp_launch_node_host(node, false) != TDDP_OK) {
+            tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_ERROR, "%s",
+                                    tddp_error_message());
         }
     }
-    if (node->part == TDDP_LAUNCH_AWAITING && tddp_now_ns() >= s->report_at) {
-        s->report_at = tddp_deadline_after_ms(node->times.report_ms);
-        describe_tried(node, node->link.why, tried);
-        notify(node,
-               tddp_format("looking for who leads the job \"%s\": tried %s", node->run_id, tried));
+    if (!node->over && node->part == TDDP_LAUNCH_AWAITING) {
+        report_search(node, why);
     }
-    return true;
 }
 
 /* The address of this node on the way to where the nodes meet. */
 static void find_address(tddp_launch_node *node)
 {
-    tddp_launch_entry *entry = &node->entry;
+    char *addr = node->entry.self.addr;
     tddp_status status = TDDP_SYSTEM;
     for (int i = 0; i < node->options->endpoint_count && status != TDDP_OK; i++) {
-        status = tddp_launch_address_towards(node->options->endpoints[i].host, NULL, entry->addr);
+        status = tddp_launch_address_towards(node->options->endpoints[i].host, NULL, addr);
     }
     if (status != TDDP_OK) {
-        (void)snprintf(entry->addr, sizeof entry->addr, "%s", tddp_net_loopback());
+        (void)snprintf(addr, sizeof node->entry.self.addr, "%s", tddp_net_loopback());
     }
 }
 
 static void be_connected(tddp_launch_node *node, const search *s)
 {
-    char name[NAME_BYTES];
     if (s->silent) {
-        name_host(node, name);
-        notify(node, tddp_format("%s answers again", name));
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, "%s answers again",
+                                node->meets);
     }
     if (node->options->local_addr[0] == '\0') {
         find_address(node);
@@ -233,59 +208,51 @@ static void be_connected(tddp_launch_node *node, const search *s)
     tddp_launch_view_free(&node->view);
     node->viewed = false;
     node->entry_changed = true;
-    node->heard_ns = tddp_now_ns();
     node->lead_at = 0;
-    node->began_ns = tddp_now_ns();
+    node->heard_ns = node->began_ns = tddp_now_ns();
     node->report_at = tddp_deadline_after_ms(node->times.report_ms);
 }
 
-bool tddp_launch_node_connect(tddp_launch_node *node, const char *reason)
+bool tddp_launch_node_connect(tddp_launch_node *node)
 {
     int64_t pause_ms = FIRST_PAUSE_MS;
     search s = {
-        .reason = reason,
         .deadline = tddp_deadline_after_ms(node->times.join_ms),
-        .report_at = tddp_deadline_after_ms(node->times.report_ms),
         .host_at = tddp_deadline_after_ms(HOST_EVERY_MS),
     };
-    for (;;) {
-        if (node->requests.leave || node->requests.quit) {
-            node->over = true;
-            return false;
-        }
+    node->report_at = tddp_deadline_after_ms(node->times.report_ms);
+    while (!node->over && !node->leave && !node->quit) {
         tddp_status status = node->link.backend->connect(&node->link, attempt_ms(node));
         if (status == TDDP_OK) {
             be_connected(node, &s);
             return true;
         }
         if (is_permanent(node, status)) {
-            tddp_launch_node_give_up(node, tddp_error_message());
-            return false;
+            tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_ERROR, "%s",
+                                    tddp_error_message());
+        } else if (status != TDDP_CANCELED) {
+            go_on(node, &s);
         }
-        if (status != TDDP_CANCELED && !go_on(node, &s)) {
-            return false;
-        }
-        if (status == TDDP_CANCELED || tddp_net_sleep(tddp_deadline_after_ms(pause_ms),
-                                                      tddp_cancel_fd(node->cancel)) != TDDP_OK) {
+        if (!node->over &&
+            (status == TDDP_CANCELED || tddp_net_sleep(tddp_deadline_after_ms(pause_ms),
+                                                       tddp_cancel_fd(node->cancel)) != TDDP_OK)) {
             (void)tddp_launch_node_take_requests(node);
         }
         int64_t longest_ms = node->was_in ? SHORT_PAUSE_MS : LAST_PAUSE_MS;
         pause_ms = pause_ms * 2 < longest_ms ? pause_ms * 2 : longest_ms;
     }
+    node->over = true;
+    return false;
 }
 
 void tddp_launch_node_await_leader(tddp_launch_node *node)
 {
     char why[TDDP_LAUNCH_WHY_BYTES];
-    char tried[TRIED_BYTES];
     (void)snprintf(why, sizeof why, "nobody leads the job \"%.80s\" there", node->run_id);
     if (node->part == TDDP_LAUNCH_AWAITING &&
         tddp_now_ns() >= tddp_deadline_from(node->began_ns, node->times.join_ms)) {
-        give_up_search(node, why);
-    } else if (tddp_now_ns() >= node->report_at) {
-        node->report_at = tddp_deadline_after_ms(node->times.report_ms);
-        describe_tried(node, why, tried);
-        notify(node,
-               tddp_format("looking for who leads the job \"%s\": tried %s", node->run_id, tried));
+        give_up(node, why);
+    } else {
+        report_search(node, why);
     }
 }

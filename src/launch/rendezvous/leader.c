@@ -32,29 +32,13 @@ static bool is_past(const tddp_launch_node *node, const tddp_launch_state *doc)
 
 static tddp_status create_coordinator(tddp_launch_node *node)
 {
-    const tddp_launch_options *options = node->options;
-    const tddp_launch_times *times = &node->times;
-    bool fixed = options->backend == TDDP_LAUNCH_STATIC;
     tddp_launch_state doc;
-    tddp_launch_coordinator_opts opts = {
-        .min_nodes = options->min_nodes,
-        .max_nodes = options->max_nodes,
-        .max_restarts = options->max_restarts,
-        .elastic = tddp_launch_is_elastic(options),
-        .fixed = fixed,
-        .hands_over = node->link.backend->survives,
-        .run_id = node->run_id,
-        .where = node->where,
-        .job = node->entry.job,
-        .silence_s = (int)(times->silence_ms / 1000),
-        .started = tddp_launch_new_generation(),
-        .return_ns = times->reconnect_ms * TDDP_NS_PER_MS,
-        .join_timeout_ns = times->join_ms * TDDP_NS_PER_MS,
-        .last_call_ns = times->last_call_ms * TDDP_NS_PER_MS,
-        .takeover_ns = times->takeover_ms * TDDP_NS_PER_MS,
-        .report_every_ns = times->report_ms * TDDP_NS_PER_MS,
-        .close_ns = times->close_ms * TDDP_NS_PER_MS,
-    };
+    const tddp_launch_coordinator_opts opts = {.options = node->options,
+                                               .times = &node->times,
+                                               .run_id = node->run_id,
+                                               .where = node->where,
+                                               .job = node->entry.job,
+                                               .started = tddp_launch_new_generation()};
     tddp_status status = tddp_launch_coordinator_create(&opts, tddp_now_ns(), &node->coordinator);
     node->written = 0;
     if (status != TDDP_OK || !node->view.state.data) {
@@ -96,8 +80,8 @@ static tddp_status remove_entries(tddp_launch_node *node)
     tddp_status status = TDDP_OK;
     for (int i = 0; i < node->view.count && status == TDDP_OK; i++) {
         const tddp_launch_entry *entry = &node->view.entries[i];
-        if (entry->leaves && strcmp(entry->id, node->entry.id) != 0) {
-            status = node->link.backend->remove_entry(&node->link, entry->id);
+        if (entry->leaves && strcmp(entry->self.id, node->entry.self.id) != 0) {
+            status = node->link.backend->remove_entry(&node->link, entry->self.id);
         }
     }
     return status;

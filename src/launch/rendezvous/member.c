@@ -8,10 +8,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
-#include "base/host_name.h"
 #include "launch/rendezvous/member.h"
 #include "net/net.h"
 
@@ -23,44 +21,36 @@ enum {
     CLOSE_MS = 500,       /* for the host, once the others have had their time to read the end */
 };
 
-void tddp_launch_node_send_notification(tddp_launch_node *node,
-                                        tddp_launch_notification notification, const char *text)
-{
-    tddp_launch_rendezvous_send_notification(node->rendezvous, notification, NULL, text);
-}
-
-void tddp_launch_node_give_up(tddp_launch_node *node, const char *text)
-{
-    tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_ERROR, text);
-    node->over = true;
-}
-
 /* --- requests ----------------------------------------------------------------------------------
  */
 
 bool tddp_launch_node_take_requests(tddp_launch_node *node)
 {
-    tddp_launch_requests come = tddp_launch_rendezvous_requests(node->rendezvous);
+    tddp_launch_requests *asked = &node->asked;
     tddp_launch_entry *entry = &node->entry;
-    /* What is told is of the round that works; later rounds have not begun before `again`. */
-    if (node->part == TDDP_LAUNCH_WORKING && come.done) {
+    pthread_mutex_lock(&node->lock);
+    /* What is told is of the round that works; later rounds have not begun before AGAIN. */
+    bool working = node->part == TDDP_LAUNCH_WORKING;
+    bool after_peer = asked->flags[TDDP_LAUNCH_REQUEST_FAILED_AFTER_PEER];
+    if (working && asked->flags[TDDP_LAUNCH_REQUEST_DONE]) {
         entry->done = entry->round;
         node->entry_changed = true;
     }
-    if (node->part == TDDP_LAUNCH_WORKING && come.failed) {
-        node->requests.failed = true;
-        memcpy(entry->text, come.failure, sizeof entry->text);
+    if (working && (after_peer || asked->flags[TDDP_LAUNCH_REQUEST_FAILED])) {
+        memcpy(entry->text, asked->failure, sizeof entry->text);
         node->report_failure_at =
-            come.after_peer ? tddp_deadline_after_ms(node->times.silence_ms + AFTER_PEER_MS)
-                            : tddp_now_ns();
+            tddp_deadline_after_ms(after_peer ? node->times.silence_ms + AFTER_PEER_MS : 0);
     }
-    if (come.leave) {
-        node->requests.leave = true;
-        (void)snprintf(entry->leave_text, sizeof entry->leave_text, "%s", come.leave_text);
+    if (asked->flags[TDDP_LAUNCH_REQUEST_LEAVE]) {
+        node->leave = true;
+        memcpy(entry->leave_text, asked->leave_text, sizeof entry->leave_text);
     }
-    node->requests.quit |= come.quit;
-    node->clear |= come.again;
-    return !node->requests.leave && !node->requests.quit;
+    node->quit |= asked->flags[TDDP_LAUNCH_REQUEST_QUIT];
+    node->clear |= asked->flags[TDDP_LAUNCH_REQUEST_AGAIN];
+    *asked = (tddp_launch_requests){.failure = ""};
+    tddp_cancel_reset(node->cancel);
+    pthread_mutex_unlock(&node->lock);
+    return !node->leave && !node->quit;
 }
 
 /* --- what this node says --------------------------------------------------------------------- */
@@ -68,9 +58,8 @@ bool tddp_launch_node_take_requests(tddp_launch_node *node)
 static void update_entry(tddp_launch_node *node)
 {
     tddp_launch_entry *entry = &node->entry;
-    if (node->requests.failed && tddp_now_ns() >= node->report_failure_at) {
+    if (tddp_now_ns() >= node->report_failure_at) {
         entry->failed = entry->round;
-        node->requests.failed = false;
         node->report_failure_at = INT64_MAX;
         node->entry_changed = true;
     }
@@ -78,8 +67,8 @@ static void update_entry(tddp_launch_node *node)
         entry->ready = entry->round + 1;
         node->entry_changed = true;
     }
-    if (entry->hosting != (node->host != NULL)) {
-        entry->hosting = node->host != NULL;
+    if (entry->self.hosting != (node->host != NULL)) {
+        entry->self.hosting = node->host != NULL;
         node->entry_changed = true;
     }
 }
@@ -160,8 +149,12 @@ static tddp_status act(tddp_launch_node *node)
 /* Waits for a change, a request, or something due. */
 static tddp_status await_change(tddp_launch_node *node)
 {
+    int64_t at = next_turn(node);
     tddp_status status =
-        node->link.backend->watch(&node->link, tddp_deadline_poll_ms(next_turn(node)), &node->view);
+        node->link.backend->watch(&node->link, tddp_deadline_poll_ms(at), &node->view);
+    if (node->coordinator && tddp_now_ns() > tddp_deadline_from(at, LATE_MS)) {
+        tddp_launch_coordinator_forgive(node->coordinator, tddp_now_ns());
+    }
     node->viewed |= status == TDDP_OK;
     if (status == TDDP_CANCELED && !tddp_launch_node_take_requests(node)) {
         node->over = true;
@@ -195,7 +188,9 @@ static tddp_status take_part(tddp_launch_node *node)
 /* Says that this node goes, with what it has not said yet. */
 static tddp_status announce_leave(tddp_launch_node *node)
 {
-    node->report_failure_at = tddp_now_ns();
+    if (node->report_failure_at != INT64_MAX) {
+        node->report_failure_at = tddp_now_ns();
+    }
     update_entry(node);
     node->entry_changed = true;
     node->entry.ended = node->ended;
@@ -233,7 +228,7 @@ static void linger(tddp_launch_node *node)
         }
         ended &= decides && !node->link.backend->survives &&
                  !tddp_launch_coordinator_over(decides, tddp_now_ns());
-    } while (status == TDDP_OK && ended && !node->requests.quit && tddp_now_ns() < deadline);
+    } while (status == TDDP_OK && ended && !node->quit && tddp_now_ns() < deadline);
 }
 
 static void take_leave(tddp_launch_node *node)
@@ -252,111 +247,23 @@ static void take_leave(tddp_launch_node *node)
 
 void tddp_launch_node_run(tddp_launch_node *node)
 {
-    char *reason = NULL;
-    bool connected = false;
     const char *given = node->options->local_addr;
     tddp_status status = node->link.backend->open(&node->link);
     if (status == TDDP_OK && given[0] != '\0') { /* it may be a name */
-        status = tddp_launch_address_of(given, node->cancel, node->entry.addr);
+        status = tddp_launch_address_of(given, node->cancel, node->entry.self.addr);
     }
-    status = status == TDDP_OK ? tddp_launch_host_if_chosen(node) : status;
+    status = status == TDDP_OK ? tddp_launch_node_host(node, true) : status;
     if (status != TDDP_OK) {
-        tddp_launch_node_give_up(node, tddp_error_message());
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_ERROR, "%s", tddp_error_message());
     }
-    while (!node->over && (connected = tddp_launch_node_connect(node, reason))) {
-        if (take_part(node) != TDDP_OK) {
-            connected = false;
-            free(reason);
-            reason = tddp_copy_string(tddp_error_message());
-            tddp_launch_node_step_down(node);
-            if (!reason) {
-                tddp_launch_node_give_up(node, "out of memory");
-            }
+    while (!node->over && tddp_launch_node_connect(node)) {
+        if (take_part(node) == TDDP_OK) {
+            take_leave(node);
         }
+        tddp_launch_node_step_down(node);
     }
-    free(reason);
-    if (connected) {
-        take_leave(node);
-    }
-    tddp_launch_node_step_down(node);
     node->link.backend->close(&node->link);
     tddp_store_server_stop(node->host);
     tddp_store_server_stop(node->workers);
     node->host = node->workers = NULL;
-}
-
-/* --- making one ------------------------------------------------------------------------------ */
-
-static tddp_status describe_self(tddp_launch_node *node)
-{
-    tddp_launch_entry *self = &node->entry;
-    uint64_t random;
-    if (getrandom(&random, sizeof random, 0) != sizeof random) {
-        return tddp_fail_errno("getrandom");
-    }
-    (void)snprintf(self->id, sizeof self->id, "%016llx", (unsigned long long)random);
-    (void)tddp_host_name(self->host);
-    (void)snprintf(self->role, sizeof self->role, "%s", node->options->role);
-    self->pid = getppid(); /* torchrun's, as people know it */
-    self->local_size = node->local_size;
-    self->node_rank = node->options->node_rank;
-    self->rank = self->round = self->ready = self->done = self->failed = self->master_round = -1;
-    memcpy(node->link.id, self->id, sizeof node->link.id);
-    return TDDP_OK;
-}
-
-/* "--nnodes=2:4 --max-restarts=3 --rdzv-conf=heartbeat_timeout=5". Silence is measured by the last
- * of them. */
-static void describe_job(const tddp_launch_options *options, char text[TDDP_LAUNCH_JOB_BYTES])
-{
-    char nodes[32];
-    (void)snprintf(nodes, sizeof nodes, options->min_nodes < options->max_nodes ? "%d:%d" : "%d",
-                   options->min_nodes, options->max_nodes);
-    (void)snprintf(text, TDDP_LAUNCH_JOB_BYTES,
-                   "--nnodes=%s --max-restarts=%d --rdzv-conf=heartbeat_timeout=%d", nodes,
-                   options->max_restarts, tddp_launch_silence_s(options));
-}
-
-tddp_status tddp_launch_node_create(const tddp_launch_options *options,
-                                    const tddp_launch_times *times, const char *run_id,
-                                    int local_size, tddp_launch_rendezvous *rendezvous,
-                                    tddp_cancel *cancel, tddp_launch_node **out)
-{
-    tddp_launch_node *made = tddp_alloc(sizeof *made);
-    if (!made) {
-        return TDDP_OUT_OF_MEMORY;
-    }
-    *made = (tddp_launch_node){
-        .options = options,
-        .times = *times,
-        .run_id = run_id,
-        .local_size = local_size,
-        .rendezvous = rendezvous,
-        .cancel = cancel,
-        .link = {.backend =
-                     options->backend == TDDP_LAUNCH_ETCD ? &tddp_launch_etcd : &tddp_launch_c10d,
-                 .options = options,
-                 .run_id = run_id,
-                 .times = *times,
-                 .cancel = cancel},
-        .clear = true,
-        .report_failure_at = INT64_MAX,
-    };
-    tddp_launch_endpoint_text(&options->endpoints[0], made->where, sizeof made->where);
-    describe_job(options, made->entry.job);
-    tddp_status status = describe_self(made);
-    if (status != TDDP_OK) {
-        free(made);
-        return status;
-    }
-    *out = made;
-    return TDDP_OK;
-}
-
-void tddp_launch_node_free(tddp_launch_node *node)
-{
-    tddp_launch_view_free(&node->view);
-    free(node->last);
-    free(node->entry.last);
-    free(node);
 }

@@ -1,11 +1,13 @@
 /*
  * This node among the others: what the rendezvous thread does. member.c goes through a job with
  * the others: it waits for a change, coordinates if this node leads (leader.c), and does what the
- * document says (member_round.c: rounds; member_place.c: this node's place in one). find.c connects
- * to where the nodes meet, hosting.c has this node serve it. The thread alone uses all of it.
+ * document says (member_round.c). find.c connects to where the nodes meet, hosting.c has this node
+ * serve it. What is said to be of both sides is under a lock, the rest the thread's alone.
  */
 #ifndef TDDP_LAUNCH_MEMBER_H
 #define TDDP_LAUNCH_MEMBER_H
+
+#include <pthread.h>
 
 #include <tddp/store.h>
 
@@ -15,30 +17,12 @@
 #include "launch/rendezvous/coordinator.h"
 #include "launch/rendezvous/rendezvous.h"
 
-/* What the agent wants of the thread. */
+/* What the agent has told, until the thread takes it. */
 typedef struct tddp_launch_requests {
-    bool done;
-    bool failed;
-    bool after_peer; /* with `failed`: others know more, so they have the message first */
-    bool leave;
-    bool again;
-    bool quit;
-    char failure[TDDP_LAUNCH_NOTIFICATION_BYTES];
-    char leave_text[256];
+    bool flags[TDDP_LAUNCH_REQUESTS];
+    char failure[TDDP_LAUNCH_TEXT_BYTES];
+    char leave_text[TDDP_LAUNCH_NAME_BYTES];
 } tddp_launch_requests;
-
-/* --- rendezvous.c: the rendezvous ---------------------------------------------------------------
- */
-
-/* Takes the requests that came since the last time, and calms the cancel token; `quit` stays. */
-tddp_launch_requests tddp_launch_rendezvous_requests(tddp_launch_rendezvous *rendezvous);
-
-/* News for the agent; `world` only for JOINED. */
-void tddp_launch_rendezvous_send_notification(tddp_launch_rendezvous *rendezvous,
-                                              tddp_launch_notification notification,
-                                              const tddp_launch_world *world, const char *text);
-
-/* --- the node -------------------------------------------------------------------------------- */
 
 typedef enum tddp_launch_part {
     TDDP_LAUNCH_AWAITING, /* no round: one is waited for */
@@ -46,15 +30,25 @@ typedef enum tddp_launch_part {
     TDDP_LAUNCH_WORKING,  /* the agent was told to start its workers */
 } tddp_launch_part;
 
-typedef struct tddp_launch_node {
+typedef struct tddp_launch_rendezvous {
+    /* Of both sides, under `lock`. Each has a token that wakes it, triggered and calmed under the
+     * lock, so that nothing is missed. */
+    pthread_t thread;
+    pthread_mutex_t lock;
+    tddp_cancel *cancel;   /* the thread's: triggered with every request */
+    tddp_cancel *notified; /* the agent's: notifications are queued, or the thread has ended */
+    tddp_launch_requests asked;
+    struct tddp_launch_queued *first; /* notifications */
+    struct tddp_launch_queued **last_link;
+    bool thread_over;
+    /* The thread's own from here on. */
     const tddp_launch_options *options;
     tddp_launch_times times;
     const char *run_id;
     char job[TDDP_LAUNCH_JOB_BYTES];         /* the settings that all nodes share */
     char where[TDDP_LAUNCH_HOST_BYTES + 32]; /* the endpoint, for texts */
+    char meets[TDDP_LAUNCH_HOST_BYTES + 96]; /* "etcd at HOST:PORT", for texts */
     int local_size;
-    tddp_launch_rendezvous *rendezvous;
-    tddp_cancel *cancel; /* triggered with every request */
     tddp_launch_link link;
     tddp_store_server *host; /* NULL: this node does not serve the endpoint's store */
     bool candidate;          /* it may lead */
@@ -69,14 +63,15 @@ typedef struct tddp_launch_node {
     tddp_launch_entry entry; /* as it is to be written */
     bool entry_changed;      /* and was not yet */
     tddp_launch_part part;
-    bool clear;   /* no worker of it is left */
-    bool was_in;  /* a job was seen under way */
-    bool refused; /* the job has not taken it, or not again */
-    bool ended;   /* the job has ended */
-    bool over;    /* nothing more is to be done but to take leave */
-    tddp_launch_requests requests;
-    int64_t report_failure_at; /* when a failure that others may know more of is told; INT64_MAX:
-                                  none */
+    bool clear;                /* no worker of it is left */
+    bool was_in;               /* a job was seen under way */
+    bool refused;              /* the job has not taken it, or not again */
+    bool ended;                /* the job has ended */
+    bool over;                 /* nothing more is to be done but to take leave */
+    bool leave;                /* it was told to */
+    bool quit;                 /* and not to wait for anything */
+    int64_t report_failure_at; /* when a worker's failure is told, of which others may know more;
+                                  INT64_MAX: none is to be */
     int64_t beat_at;
     int64_t heard_ns;  /* when a sign of life of this node was answered last */
     int64_t began_ns;  /* since when a round, or a leader, is waited for */
@@ -84,35 +79,26 @@ typedef struct tddp_launch_node {
     int64_t started;   /* the last job that was seen under way; 0: none */
     int64_t reported;  /* its last status line */
     char spare_text[TDDP_LAUNCH_NODE_NOTE_BYTES]; /* what this node was told as a spare */
-    char *last; /* the last document of a round that this node was in; NULL: none */
     tddp_launch_world world;
     char master_host[TDDP_LAUNCH_NAME_BYTES];
     int64_t reach_began_ns;     /* ENTERING: when the store was tried first; 0: not yet */
     tddp_store_server *workers; /* rank 0's node: the workers' store */
 } tddp_launch_node;
 
-/* Errors: TDDP_OUT_OF_MEMORY, TDDP_SYSTEM. Caller: tddp_launch_node_free(). */
-TDDP_NODISCARD tddp_status tddp_launch_node_create(const tddp_launch_options *options,
-                                                   const tddp_launch_times *times,
-                                                   const char *run_id, int local_size,
-                                                   tddp_launch_rendezvous *rendezvous,
-                                                   tddp_cancel *cancel, tddp_launch_node **out);
-void tddp_launch_node_free(tddp_launch_node *node);
+/* --- rendezvous.c ----------------------------------------------------------------------------- */
+
+/* News for the agent; the node's world goes along. After DONE, ENDED, STOPPED and ERROR the node is
+ * over. */
+void tddp_launch_node_notify(tddp_launch_node *node, tddp_launch_notification notification,
+                             const char *format, ...) TDDP_PRINTF(3, 4);
+
+/* --- member.c, for the others ---------------------------------------------------------------- */
 
 /* Takes part until the job is over for this node; the agent has all notifications then. */
 void tddp_launch_node_run(tddp_launch_node *node);
 
-/* --- member.c, for the others ---------------------------------------------------------------- */
-
 /* Takes new requests in; false if the node is to go. */
 bool tddp_launch_node_take_requests(tddp_launch_node *node);
-
-/* Tell the agent. */
-void tddp_launch_node_send_notification(tddp_launch_node *node,
-                                        tddp_launch_notification notification, const char *text);
-
-/* Tells it why nothing more can be done here. */
-void tddp_launch_node_give_up(tddp_launch_node *node, const char *text);
 
 /* --- leader.c -------------------------------------------------------------------------------- */
 
@@ -138,30 +124,18 @@ void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_notificatio
 /* Tries to reach the workers' store, once. */
 void tddp_launch_node_reach_master(tddp_launch_node *node);
 
-/* --- member_place.c -------------------------------------------------------------------------- */
-
-/* This node's ranks in the document's round. */
-void tddp_launch_place_take(tddp_launch_node *node, const tddp_launch_state *doc, int rank);
-
-/* Rank 0: makes the workers' store, and has the entry say where it is. */
-TDDP_NODISCARD tddp_status tddp_launch_place_open_store(tddp_launch_node *node,
-                                                        const tddp_launch_state *doc);
-
 /* --- find.c ---------------------------------------------------------------------------------- */
 
-/* Connects to where the nodes meet; `reason`: why the last connection was lost, or NULL. False: the
- * node is over, and the agent knows why. */
-bool tddp_launch_node_connect(tddp_launch_node *node, const char *reason);
+/* Connects to where the nodes meet. False: the node is over, and the agent knows why. */
+bool tddp_launch_node_connect(tddp_launch_node *node);
 
 /* While nobody leads: tells so now and then, and gives up in the end. */
 void tddp_launch_node_await_leader(tddp_launch_node *node);
 
 /* --- hosting.c ------------------------------------------------------------------------------- */
 
-/* Serves the endpoint's store if this node is the one to; else no failure. */
-TDDP_NODISCARD tddp_status tddp_launch_host_if_chosen(tddp_launch_node *node);
-
-/* The same while nobody is found there: what held the port may be gone. */
-TDDP_NODISCARD tddp_status tddp_launch_host_late(tddp_launch_node *node);
+/* Serves the endpoint's store if this node is the one to, or may. Not `first`: nobody was found
+ * there, and what held the port may be gone by now. */
+TDDP_NODISCARD tddp_status tddp_launch_node_host(tddp_launch_node *node, bool first);
 
 #endif

@@ -19,12 +19,11 @@ void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_notificatio
                                  const char *text)
 {
     if (node->part == TDDP_LAUNCH_WORKING) {
-        tddp_launch_node_send_notification(node, notification, text);
+        tddp_launch_node_notify(node, notification, "%s", text);
     } else if (node->part == TDDP_LAUNCH_ENTERING) {
-        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, text);
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, "%s", text);
     }
     node->part = TDDP_LAUNCH_AWAITING;
-    node->requests.failed = false;
     node->report_failure_at = INT64_MAX;
     node->began_ns = tddp_now_ns();
 }
@@ -42,8 +41,7 @@ static void begin_work(tddp_launch_node *node)
 {
     node->part = TDDP_LAUNCH_WORKING;
     node->clear = false;
-    tddp_launch_rendezvous_send_notification(node->rendezvous, TDDP_LAUNCH_NOTIFICATION_JOINED,
-                                             &node->world, "");
+    tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_JOINED, "%s", "");
 }
 
 void tddp_launch_node_reach_master(tddp_launch_node *node)
@@ -56,7 +54,7 @@ void tddp_launch_node_reach_master(tddp_launch_node *node)
     node->reach_began_ns = node->reach_began_ns ? node->reach_began_ns : tddp_now_ns();
     tddp_status reached =
         tddp_launch_address_check(world->master_addr, world->master_port, node->master_host,
-                                  node->entry.addr, TRY_MS, node->cancel);
+                                  node->entry.self.addr, TRY_MS, node->cancel);
     int64_t limit_ms = reached == TDDP_NETWORK ? HEAL_MS : REACH_MS;
     if (reached == TDDP_OK) {
         begin_work(node);
@@ -81,20 +79,95 @@ static void take_master(tddp_launch_node *node, const tddp_launch_state *doc)
     }
 }
 
+/* --- this node's place --------------------------------------------------------------------------
+ */
+
+/* Ranks go by node, then by local rank; within a role the same. */
+static void take_place(tddp_launch_node *node, const tddp_launch_state *doc, int rank)
+{
+    tddp_launch_world world = {
+        .node_rank = rank,
+        .nodes = doc->count,
+        .local_size = node->local_size,
+        .round = doc->round,
+        .restart = doc->restart,
+        .max_restarts = node->options->max_restarts,
+        .generation = doc->generation,
+    };
+    for (int i = 0; i < doc->count; i++) {
+        const tddp_launch_member *other = &doc->members[i];
+        int before = i < rank ? other->local_size : 0;
+        bool same_role = strcmp(other->role, doc->members[rank].role) == 0;
+        world.size += other->local_size;
+        world.base_rank += before;
+        world.role_size += same_role ? other->local_size : 0;
+        world.role_base_rank += same_role ? before : 0;
+    }
+    node->world = world;
+    node->entry.round = doc->round;
+    node->entry.rank = rank;
+    (void)snprintf(node->master_host, sizeof node->master_host, "%s", doc->members[0].host);
+}
+
+/* Where the others find what listens here. */
+static tddp_status choose_address(tddp_launch_node *node, const tddp_launch_state *doc)
+{
+    tddp_launch_entry *entry = &node->entry;
+    if (node->options->local_addr[0] != '\0') {
+        memcpy(entry->master_addr, entry->self.addr, sizeof entry->master_addr);
+        return TDDP_OK;
+    }
+    const char **others = tddp_alloc_array((size_t)doc->count, sizeof *others);
+    if (!others) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    for (int i = 0; i < doc->count; i++) {
+        others[i] = doc->members[i].addr;
+    }
+    tddp_launch_address_choose(entry->self.addr, others, (size_t)doc->count, node->cancel,
+                               entry->master_addr);
+    free(others);
+    return TDDP_OK;
+}
+
+static tddp_status open_workers_store(tddp_launch_node *node, const tddp_launch_state *doc)
+{
+    tddp_launch_entry *entry = &node->entry;
+    tddp_store_server_stop(node->workers);
+    node->workers = NULL;
+    tddp_status status = choose_address(node, doc);
+    if (status != TDDP_OK) {
+        return status;
+    }
+    entry->master_round = doc->round;
+    entry->master_port = 0;
+    if (node->host && node->options->local_addr[0] == '\0') {
+        /* The port that the user knows, which may be the only one that a firewall lets through:
+         * there the workers share the store where the nodes meet. */
+        entry->master_port = tddp_store_server_port(node->host);
+        return node->link.backend->clear(&node->link);
+    }
+    tddp_store_server_opts opts = TDDP_STORE_SERVER_OPTS_INIT;
+    opts.host = entry->master_addr;
+    status = tddp_store_server_start(&opts, &node->workers);
+    if (status == TDDP_OK) {
+        entry->master_port = tddp_store_server_port(node->workers);
+    }
+    return status;
+}
+
 /* --- rounds ---------------------------------------------------------------------------------- */
 
 static tddp_status enter_round(tddp_launch_node *node, const tddp_launch_state *doc, int rank)
 {
-    tddp_launch_place_take(node, doc, rank);
+    take_place(node, doc, rank);
     node->part = TDDP_LAUNCH_ENTERING;
     node->reach_began_ns = 0;
     node->entry_changed = true;
-    free(node->last);
-    node->last = NULL;
     if (rank > 0) {
         return TDDP_OK;
     }
-    tddp_status status = tddp_launch_place_open_store(node, doc);
+    tddp_status status = open_workers_store(node, doc);
     if (status != TDDP_OK && status != TDDP_OUT_OF_MEMORY) {
         fail_round(node, tddp_error_message());
         return TDDP_OK;
@@ -113,16 +186,6 @@ static void leave_round(tddp_launch_node *node, const tddp_launch_state *doc)
              : "this node was silent, or cut off, for so long that the others go on without it");
 }
 
-/* The host was another process before, which has taken the round along. */
-static void lose_round(tddp_launch_node *node)
-{
-    char text[TDDP_LAUNCH_HOST_BYTES + 128];
-    (void)snprintf(text, sizeof text,
-                   "the torchrun that hosted the rendezvous at %s is lost; another one is there",
-                   node->where);
-    tddp_launch_node_round_over(node, TDDP_LAUNCH_NOTIFICATION_CHANGED, text);
-}
-
 static void take_end(tddp_launch_node *node, const tddp_launch_state *doc)
 {
     static const tddp_launch_notification notification[] = {
@@ -131,8 +194,8 @@ static void take_end(tddp_launch_node *node, const tddp_launch_state *doc)
         [TDDP_LAUNCH_HOW_STOPPED] = TDDP_LAUNCH_NOTIFICATION_STOPPED,
         [TDDP_LAUNCH_HOW_CHANGED] = TDDP_LAUNCH_NOTIFICATION_ENDED,
     };
-    tddp_launch_node_send_notification(node, notification[doc->ended_how], doc->ended_text);
-    node->over = node->ended = true;
+    node->ended = true;
+    tddp_launch_node_notify(node, notification[doc->ended_how], "%s", doc->ended_text);
 }
 
 /* --- what a node is told --------------------------------------------------------------------- */
@@ -142,17 +205,17 @@ static bool take_note(tddp_launch_node *node, const tddp_launch_state *doc)
 {
     for (int i = 0; i < doc->note_count; i++) {
         const tddp_launch_note *note = &doc->notes[i];
-        if (strcmp(note->id, node->entry.id) != 0) {
+        if (strcmp(note->id, node->entry.self.id) != 0) {
             continue;
         }
         if (note->refused) {
             node->refused = true;
-            tddp_launch_node_give_up(node, note->text);
+            tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_ERROR, "%s", note->text);
             return false;
         }
         if (strcmp(node->spare_text, note->text) != 0) {
             memcpy(node->spare_text, note->text, sizeof node->spare_text);
-            tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, note->text);
+            tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, "%s", note->text);
         }
         return true;
     }
@@ -164,7 +227,7 @@ static void take_report(tddp_launch_node *node, const tddp_launch_state *doc)
 {
     bool known = node->started == doc->started;
     if (doc->report > node->reported && known) {
-        tddp_launch_node_send_notification(node, TDDP_LAUNCH_NOTIFICATION_STATUS, doc->status);
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, "%s", doc->status);
     }
     node->reported = doc->report;
     if (node->entry.probe != doc->probe) {
@@ -173,50 +236,21 @@ static void take_report(tddp_launch_node *node, const tddp_launch_state *doc)
     }
 }
 
-/* A document that knows less than this node: the store that had the other one is gone. The node
- * brings along what it has read last there. False: it waits for what is made of that. */
-static bool bring_last(tddp_launch_node *node, const tddp_launch_state *doc)
-{
-    bool older = node->last && doc->round < node->entry.round;
-    if (!older) {
-        free(node->entry.last);
-        node->entry.last = NULL;
-        return true;
-    }
-    if (!node->entry.last) {
-        node->entry.last = tddp_copy_string(node->last); /* short memory: it is a newcomer */
-        node->entry_changed = true;
-    }
-    return false;
-}
-
-/* Keeps the document of a round that this node is in, for a store that comes after this one. */
-static void keep(tddp_launch_node *node)
-{
-    if (!node->link.backend->survives) {
-        char *copy = tddp_copy_string(node->view.state.data);
-        if (copy) {
-            free(node->last);
-            node->last = copy;
-        }
-    }
-}
-
 /* The job that this node was in has ended without it, and its name is another's now. */
 static bool is_other_job(tddp_launch_node *node, const tddp_launch_state *doc)
 {
-    bool other =
-        node->link.backend->survives && node->entry.round >= 0 && node->started != doc->started;
+    bool other = node->entry.round >= 0 && node->started != doc->started;
     if (other) {
-        tddp_launch_node_give_up(node, "the job has ended while this node was cut off, and another "
-                                       "one with its --rdzv-id has begun");
+        tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_ERROR,
+                                "the job has ended while this node was cut off, and another "
+                                "one with its --rdzv-id has begun");
     }
     return other;
 }
 
 tddp_status tddp_launch_node_follow(tddp_launch_node *node, const tddp_launch_state *doc)
 {
-    int rank = tddp_launch_state_rank(doc, node->entry.id);
+    int rank = tddp_launch_state_rank(doc, node->entry.self.id);
     bool running = doc->stage == TDDP_LAUNCH_STAGE_RUNNING && rank >= 0;
     bool mine = running && doc->round == node->entry.round;
     if (!take_note(node, doc) || is_other_job(node, doc)) {
@@ -226,12 +260,6 @@ tddp_status tddp_launch_node_follow(tddp_launch_node *node, const tddp_launch_st
     if (doc->stage != TDDP_LAUNCH_STAGE_ENDED) {
         node->was_in = true;
         node->started = doc->started;
-    }
-    if (!bring_last(node, doc)) {
-        if (node->part != TDDP_LAUNCH_AWAITING) {
-            lose_round(node);
-        }
-        return TDDP_OK;
     }
     if (doc->stage == TDDP_LAUNCH_STAGE_ENDED) {
         if (node->started == doc->started) { /* else it is left from a job before this one */
@@ -250,9 +278,6 @@ tddp_status tddp_launch_node_follow(tddp_launch_node *node, const tddp_launch_st
     }
     if (node->part == TDDP_LAUNCH_ENTERING) {
         take_master(node, doc);
-    }
-    if (rank >= 0) {
-        keep(node);
     }
     return TDDP_OK;
 }

@@ -42,21 +42,21 @@ tddp_launch_notification tddp_launch_rendezvous_next(tddp_launch_rendezvous *ren
                                                      tddp_launch_world *world,
                                                      char text[TDDP_LAUNCH_NOTIFICATION_BYTES]);
 
-/* How this node fares. */
-typedef enum tddp_launch_node_state {
-    TDDP_LAUNCH_NODE_DONE,              /* its workers have succeeded */
-    TDDP_LAUNCH_NODE_FAILED,            /* one has failed */
-    TDDP_LAUNCH_NODE_FAILED_AFTER_PEER, /* one has failed since it lost a peer, so that others know
-                                           more */
-    TDDP_LAUNCH_NODE_LEAVE,             /* it takes no part any more */
-} tddp_launch_node_state;
+/* What the agent tells. */
+typedef enum tddp_launch_request {
+    TDDP_LAUNCH_REQUEST_DONE,              /* this node's workers have succeeded */
+    TDDP_LAUNCH_REQUEST_FAILED,            /* one has failed: `text` is for all nodes */
+    TDDP_LAUNCH_REQUEST_FAILED_AFTER_PEER, /* one has failed since it lost a peer, so that others
+                                              know more */
+    TDDP_LAUNCH_REQUEST_AGAIN,             /* the workers are gone: the node joins the next round */
+    TDDP_LAUNCH_REQUEST_LEAVE,             /* it takes no part any more, for the reason in `text` */
+    TDDP_LAUNCH_REQUEST_QUIT,              /* of tddp_launch_rendezvous_end() */
+    TDDP_LAUNCH_REQUESTS,
+} tddp_launch_request;
 
 /* Tells the other nodes. Never blocks. */
-void tddp_launch_rendezvous_report(tddp_launch_rendezvous *rendezvous, tddp_launch_node_state state,
-                                   const char *text);
-
-/* Once this node's workers are gone and it wants to go on: joins the next round. Never blocks. */
-void tddp_launch_rendezvous_again(tddp_launch_rendezvous *rendezvous);
+void tddp_launch_rendezvous_request(tddp_launch_rendezvous *rendezvous, tddp_launch_request request,
+                                    const char *text);
 
 /* Whether the thread has ended, so that the end below does not wait. */
 bool tddp_launch_rendezvous_over(tddp_launch_rendezvous *rendezvous);

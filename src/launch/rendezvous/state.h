@@ -31,18 +31,23 @@ enum {
     TDDP_LAUNCH_HIGHEST_ROUND = 1000000000
 };
 
-/* A node's entry. Rounds are -1 where there is none. */
-typedef struct tddp_launch_entry {
+/* Who a node is. In a document's list its rank is its index. */
+typedef struct tddp_launch_member {
     char id[TDDP_LAUNCH_ID_BYTES]; /* of the process, random */
     char host[TDDP_LAUNCH_NAME_BYTES];
     char role[TDDP_LAUNCH_ROLE_BYTES];
-    char job[TDDP_LAUNCH_JOB_BYTES];   /* the settings that all nodes must share */
     char addr[TDDP_LAUNCH_ADDR_BYTES]; /* at which others reach this host */
     int64_t pid;
     int local_size;
     int node_rank; /* asked for, or -1 */
     bool hosting;  /* the store is in the same process */
-    int round;     /* the last one it was in, and its rank there */
+} tddp_launch_member;
+
+/* A node's entry. Rounds are -1 where there is none. */
+typedef struct tddp_launch_entry {
+    tddp_launch_member self;
+    char job[TDDP_LAUNCH_JOB_BYTES]; /* the settings that all nodes must share */
+    int round;                       /* the last one it was in, and its rank there */
     int rank;
     int ready;        /* the round that it can start: its workers of the ones before have ended */
     int done;         /* the last one in which its workers have succeeded */
@@ -55,20 +60,14 @@ typedef struct tddp_launch_entry {
     char master_addr[TDDP_LAUNCH_ADDR_BYTES];
     char text[TDDP_LAUNCH_TEXT_BYTES]; /* of `failed` */
     char leave_text[TDDP_LAUNCH_NAME_BYTES];
-    char *last; /* owned: the document that it read last, if the one here is older; else NULL */
 } tddp_launch_entry;
 
-/* A node in a round; its rank is its index. */
-typedef struct tddp_launch_member {
-    char id[TDDP_LAUNCH_ID_BYTES];
-    char host[TDDP_LAUNCH_NAME_BYTES];
-    char role[TDDP_LAUNCH_ROLE_BYTES];
-    char addr[TDDP_LAUNCH_ADDR_BYTES];
-    int64_t pid;
-    int local_size;
-    int node_rank;
-    bool hosting;
-} tddp_launch_member;
+/* An entry of which nothing is known but who it is of. */
+#define TDDP_LAUNCH_ENTRY_INIT                                                            \
+    {                                                                                     \
+        .self = {.local_size = 1, .node_rank = -1}, .round = -1, .rank = -1, .ready = -1, \
+        .done = -1, .failed = -1, .master_round = -1                                      \
+    }
 
 /* What one node is told. */
 typedef struct tddp_launch_note {
@@ -136,8 +135,7 @@ TDDP_NODISCARD tddp_status tddp_launch_entry_read(const char *data, size_t size,
 TDDP_NODISCARD tddp_status tddp_launch_state_read(const char *data, size_t size,
                                                   tddp_launch_state *out);
 
-/* Free what is owned, and clear. */
-void tddp_launch_entry_free(tddp_launch_entry *entry);
+/* Frees what is owned, and clears. */
 void tddp_launch_state_free(tddp_launch_state *state);
 
 /* The member with this id; -1: none. */

@@ -13,7 +13,6 @@ enum {
     LEAST_READ_MS = 500,
     MOST_READ_MS = 5000,
     RECONNECT_MS = 200,
-    RETURN_MS = 1000,
     TAKEOVER_MS = 2000,
 };
 
@@ -47,7 +46,6 @@ tddp_launch_times tddp_launch_times_of(const tddp_launch_options *options)
         .last_call_ms = (int64_t)conf->last_call_timeout * 1000,
         .close_ms = (int64_t)conf->close_timeout * 1000,
         .reconnect_ms = RECONNECT_MS,
-        .return_ms = RETURN_MS,
         .takeover_ms = TAKEOVER_MS,
         .report_ms = (int64_t)conf->report_interval * 1000,
     };

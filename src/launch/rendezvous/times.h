@@ -15,7 +15,6 @@ typedef struct tddp_launch_times {
     int64_t last_call_ms; /* for more than the least number of nodes */
     int64_t close_ms;     /* at the end, for all nodes to read it */
     int64_t reconnect_ms; /* for a node whose connection has ended, before it counts as lost */
-    int64_t return_ms;    /* for another host at the endpoint, where the last one has ended */
     int64_t takeover_ms;  /* for the nodes of a document, after a change of leaders */
     int64_t report_ms;    /* between two lines about what is waited for */
 } tddp_launch_times;

@@ -10,9 +10,6 @@
 
 void tddp_launch_view_free(tddp_launch_view *view)
 {
-    for (int i = 0; i < view->count; i++) {
-        tddp_launch_entry_free(&view->entries[i]);
-    }
     free(view->entries);
     tddp_blob_free(&view->state);
     *view = (tddp_launch_view){0};
@@ -34,7 +31,7 @@ static tddp_status add_entry(tddp_launch_view *view, tddp_slice id, tddp_slice v
         return TDDP_OK;
     }
     if (status == TDDP_OK) { /* no two have the same */
-        (void)snprintf(entry->id, sizeof entry->id, "%.*s", (int)id.size, id.data);
+        (void)snprintf(entry->self.id, sizeof entry->self.id, "%.*s", (int)id.size, id.data);
         view->count++;
     }
     return status;

@@ -46,15 +46,6 @@ const tddp_launch_worker *tddp_launch_failure(const tddp_launch_worker *workers,
     return first;
 }
 
-int tddp_launch_ended_by_us(const tddp_launch_worker *workers, int count)
-{
-    int ended = 0;
-    for (int i = 0; i < count; i++) {
-        ended += workers[i].pid > 0 && workers[i].ended_by_us;
-    }
-    return ended;
-}
-
 int tddp_launch_exit_code(const tddp_launch_worker *worker)
 {
     int status = worker->wait_status;

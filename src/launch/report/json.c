@@ -6,9 +6,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "launch/report/json.h"
@@ -64,40 +62,16 @@ void tddp_launch_json_bool(tddp_launch_json *json, const char *key, bool value)
 
 /* --- files ----------------------------------------------------------------------------------- */
 
-static bool write_all(int fd, const char *data, size_t size)
+tddp_status tddp_launch_write_file(const char *path, const char *data, size_t size)
 {
-    while (size > 0) {
-        ssize_t wrote = write(fd, data, size);
-        if (wrote < 0 && errno != EINTR) {
-            return false;
-        }
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
+    ssize_t wrote = 0;
+    while (fd >= 0 && size > 0 && ((wrote = write(fd, data, size)) >= 0 || errno == EINTR)) {
         data += wrote > 0 ? wrote : 0;
         size -= wrote > 0 ? (size_t)wrote : 0;
     }
-    return true;
-}
-
-tddp_status tddp_launch_write_file(const char *path, const char *data, size_t size)
-{
-    struct stat found;
-    bool there = stat(path, &found) == 0;
-    bool ordinary = !there || S_ISREG(found.st_mode);
-    /* A link stays, and what it leads to is replaced. */
-    char *real = there ? realpath(path, NULL) : NULL;
-    const char *target = real ? real : path;
-    char *draft = ordinary ? tddp_format("%s.%d", target, (int)getpid()) : NULL;
-    if (draft) {
-        (void)unlink(draft); /* of a process long gone that had our number */
-    }
-    int fd = draft ? open(draft, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)
-                   : open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    tddp_status status = TDDP_OK;
-    if (fd < 0 || !write_all(fd, data, size) || (draft && rename(draft, target) != 0)) {
-        status = tddp_fail(TDDP_SYSTEM, "cannot write %s: %s", path, strerror(errno));
-        (void)(fd >= 0 && draft && unlink(draft));
-    }
     tddp_close(fd);
-    free(draft);
-    free(real);
-    return status;
+    return fd >= 0 && size == 0
+               ? TDDP_OK
+               : tddp_fail(TDDP_SYSTEM, "cannot write %s: %s", path, strerror(errno));
 }

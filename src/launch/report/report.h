@@ -9,7 +9,6 @@
 #include "launch/output/console.h"
 #include "launch/output/output.h"
 #include "launch/report/json.h"
-#include "launch/workers/environment.h"
 #include "launch/workers/worker.h"
 
 /* An attempt whose workers have all ended; borrowed. */
@@ -26,14 +25,11 @@ typedef struct tddp_launch_attempt {
 
 /*
  * The worker that failed by itself after `after` (NULL: the first, which is the root cause), or
- * NULL. By the time in its error file, else by when its end was seen. One that says it failed
- * because another rank had comes after those that do not.
+ * NULL. By the time in its error file, else by when its end was seen. One that failed, by its error
+ * file, because another rank had comes after those that do not.
  */
 const tddp_launch_worker *tddp_launch_failure(const tddp_launch_worker *workers, int count,
                                               const tddp_launch_worker *after);
-
-/* How many were ended by torchrun. */
-int tddp_launch_ended_by_us(const tddp_launch_worker *workers, int count);
 
 /* When it failed, in seconds since 1970: the time in its error file, else when its end was seen. */
 int64_t tddp_launch_failure_second(const tddp_launch_worker *worker);
@@ -54,7 +50,7 @@ const char *tddp_launch_ending(const tddp_launch_worker *worker,
 const char *tddp_launch_report_summary(const tddp_launch_worker *workers, int count, int node_rank,
                                        char *text, size_t size);
 
-/* --- report.c: the failures of an attempt ---------------------------------------------------- */
+/* --- report.c: an attempt, and the job ------------------------------------------------------- */
 
 /* The attempts that failed so far, for programs. All zero is an empty one; tddp_bytes_free() of
  * json.text. */
@@ -72,19 +68,14 @@ typedef struct tddp_launch_record {
 void tddp_launch_report(tddp_launch_record *record, const tddp_launch_attempt *attempt,
                         const char *elsewhere, tddp_launch_console *console);
 
-/* --- record.c: the outcome of the job, for programs ------------------------------------------ */
-
 /* How the job ended; texts are borrowed and may be NULL. */
 typedef struct tddp_launch_outcome {
     int exit_status;
-    int signal;              /* torchrun was told to end by it; 0: it was not */
+    int signal;              /* that ended torchrun; 0: none */
     const char *cause;       /* when it is no worker of this node */
     const char *report_file; /* --report-file */
     const char *error_file;  /* TORCHELASTIC_ERROR_FILE of torchrun itself */
 } tddp_launch_outcome;
-
-/* Makes the head of an empty record: a list of attempts is open then. */
-void tddp_launch_record_begin(tddp_launch_record *record);
 
 /*
  * Writes outcome->report_file, if there is one, and, if the job failed, outcome->error_file. A file

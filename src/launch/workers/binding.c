@@ -4,7 +4,6 @@
  * that domain: all of it, whole cores, or one cache. Main thread.
  */
 #include <dlfcn.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,7 +32,7 @@ typedef struct spread {
     level domains;
     int *assigned; /* of each worker: its domain */
     int workers;
-    tddp_launch_binding *out;
+    tddp_launch_cpus *sets; /* of each worker */
 } spread;
 
 /* By kind: domains, parts, and what is in place of parts that the machine does not show: of caches
@@ -109,7 +108,7 @@ static void keep_smallest(level *domains)
     }
 }
 
-/* That of a worker's GPU; -1, with a note, if that is not known or has no CPUs. */
+/* That of a worker's GPU; -1 if that is not known or has no CPUs. */
 static int domain_of_device(const spread *all, const tddp_launch_devices *devices, int gpu)
 {
     int node = devices->list[gpu].node;
@@ -124,10 +123,10 @@ static int domain_of_device(const spread *all, const tddp_launch_devices *device
             }
         }
     }
-    (void)snprintf(all->out->note, sizeof all->out->note,
-                   "no CPU that may be used here is known to be near GPU %d: its worker is bound "
-                   "elsewhere",
-                   gpu);
+    tddp_log(TDDP_LOG_WARN, "launch",
+             "--numa-binding: no CPU that may be used here is known to be near GPU %d: its worker "
+             "is bound elsewhere",
+             gpu);
     return -1;
 }
 
@@ -172,7 +171,7 @@ static tddp_status assign_cpus(const spread *all, int worker)
     int to = divided ? ((place + 1) * parts.count + workers - 1) / workers : from + 1;
     for (int i = from; i < to; i++) {
         for (int word = 0; word < TDDP_LAUNCH_CPU_WORDS; word++) {
-            all->out->sets[worker].words[word] |= parts.list[i].cpus.words[word];
+            all->sets[worker].words[word] |= parts.list[i].cpus.words[word];
         }
     }
     free(parts.list);
@@ -191,16 +190,16 @@ tddp_status tddp_launch_binding_spread(const tddp_hwloc *hwloc, void *topology,
                                        const tddp_launch_cpus *allowed,
                                        tddp_launch_binding_kind kind,
                                        const tddp_launch_devices *devices, int workers,
-                                       tddp_launch_binding *out)
+                                       tddp_launch_cpus **out)
 {
-    *out = (tddp_launch_binding){.sets = tddp_alloc_array((size_t)workers, sizeof *out->sets)};
-    spread all = {hwloc, topology, kind, .part = types[kind][1], .workers = workers, .out = out};
+    spread all = {hwloc, topology, kind, .part = types[kind][1], .workers = workers};
     while (all.part != types[kind][2] && !is_shown(&all, all.part)) {
         all.part += all.part < types[kind][2] ? 1 : -1;
     }
+    all.sets = tddp_alloc_array((size_t)workers, sizeof *all.sets);
     all.assigned = tddp_alloc_array((size_t)workers, sizeof *all.assigned);
     tddp_status status = TDDP_OUT_OF_MEMORY;
-    if (out->sets && all.assigned && read_level(&all, TDDP_HWLOC_NUMANODE, allowed, &all.nodes) &&
+    if (all.sets && all.assigned && read_level(&all, TDDP_HWLOC_NUMANODE, allowed, &all.nodes) &&
         read_level(&all, types[kind][0], allowed, &all.domains)) {
         keep_smallest(&all.domains);
         assign_domains(&all, devices);
@@ -212,9 +211,10 @@ tddp_status tddp_launch_binding_spread(const tddp_hwloc *hwloc, void *topology,
     free(all.nodes.list);
     free(all.domains.list);
     free(all.assigned);
-    if (status != TDDP_OK) {
-        free(out->sets);
-        out->sets = NULL;
+    if (status == TDDP_OK) {
+        *out = all.sets;
+    } else {
+        free(all.sets);
     }
     return status;
 }
@@ -240,7 +240,7 @@ tddp_status tddp_hwloc_load(tddp_hwloc *out)
 
 tddp_status tddp_launch_binding_plan(tddp_launch_binding_kind kind,
                                      const tddp_launch_devices *devices, int workers,
-                                     tddp_launch_binding *out)
+                                     tddp_launch_cpus **out)
 {
     const tddp_launch_cpus allowed = tddp_launch_cpus_allowed();
     tddp_hwloc hwloc;
@@ -259,12 +259,12 @@ tddp_status tddp_launch_binding_plan(tddp_launch_binding_kind kind,
     return status;
 }
 
-int tddp_launch_binding_share(const tddp_launch_binding *binding, int workers, int local_rank)
+int tddp_launch_binding_share(const tddp_launch_cpus *sets, int workers, int local_rank)
 {
-    const tddp_launch_cpus *own = &binding->sets[local_rank];
+    const tddp_launch_cpus *own = &sets[local_rank];
     int sharers = 0;
     for (int i = 0; i < workers; i++) {
-        sharers += memcmp(&binding->sets[i], own, sizeof *own) == 0;
+        sharers += memcmp(&sets[i], own, sizeof *own) == 0;
     }
     int share = tddp_launch_cpus_count(own) / sharers;
     return share > 1 ? share : 1;

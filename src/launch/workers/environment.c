@@ -9,8 +9,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "launch/workers/environment.h"
-#include "launch/workers/signals.h"
+#include "launch/workers/worker.h"
 
 extern char **environ;
 
@@ -19,7 +18,7 @@ static const char own_variables[] = "TORCHELASTIC_ERROR_FILE=\0"
                                     "TORCHELASTIC_HEALTH_CHECK_PORT=\0"
                                     "TORCHELASTIC_TIMER_FILE=\0";
 
-/* The variables that are set here: "NAME=VALUE", each with its NUL. */
+/* Variables: "NAME=VALUE", each with its NUL. */
 typedef struct block {
     tddp_bytes text;
     size_t count;
@@ -34,16 +33,6 @@ static void put(block *made, char *variable)
     free(variable);
 }
 
-static void put_number(block *made, const char *name, int value)
-{
-    put(made, tddp_format("%s=%d", name, value));
-}
-
-static void put_text(block *made, const char *name, const char *value)
-{
-    put(made, tddp_format("%s=%s", name, value));
-}
-
 static int at_least_one(int number)
 {
     return number > 1 ? number : 1;
@@ -52,10 +41,10 @@ static int at_least_one(int number)
 /* However it is bound, limits of CPU time leave it no more. */
 static int threads_of(const tddp_launch_job *job, int local_size, int local_rank)
 {
-    if (!job->binding.sets) {
+    if (!job->cpus) {
         return job->threads;
     }
-    int share = tddp_launch_binding_share(&job->binding, local_size, local_rank);
+    int share = tddp_launch_binding_share(job->cpus, local_size, local_rank);
     int limit = at_least_one(tddp_core_limit() / local_size);
     return share < limit ? share : limit;
 }
@@ -66,14 +55,14 @@ static void put_threads(block *made, int threads)
 {
     const char *set = getenv("OMP_NUM_THREADS");
     if (!set) {
-        put_number(made, "OMP_NUM_THREADS", threads);
+        put(made, tddp_format("OMP_NUM_THREADS=%d", threads));
     }
     if (!getenv("MKL_NUM_THREADS") && !set) {
-        put_number(made, "MKL_NUM_THREADS", threads);
+        put(made, tddp_format("MKL_NUM_THREADS=%d", threads));
     }
     if (!getenv("OPENBLAS_NUM_THREADS")) {
         int first = set ? atoi(set) : 0; /* "4,2": of the levels the first */
-        put_number(made, "OPENBLAS_NUM_THREADS", first > 0 ? first : threads);
+        put(made, tddp_format("OPENBLAS_NUM_THREADS=%d", first > 0 ? first : threads));
     }
 }
 
@@ -85,60 +74,46 @@ static void put_signals(block *made, const tddp_launch_options *options)
         tddp_add_text(text, sizeof text, "%s%s", i > 0 ? "," : "",
                       tddp_launch_signal_name(options->signals[i], name));
     }
-    put_text(made, "TORCHELASTIC_SIGNALS_TO_HANDLE", text);
+    put(made, tddp_format("TORCHELASTIC_SIGNALS_TO_HANDLE=%s", text));
 }
 
 static void put_world(block *made, const tddp_launch_world *world, int local_rank, bool is_virtual)
 {
-    put_number(made, "RANK", world->base_rank + local_rank);
-    put_number(made, "LOCAL_RANK", is_virtual ? 0 : local_rank);
-    put_number(made, "WORLD_SIZE", world->size);
-    put_number(made, "LOCAL_WORLD_SIZE", world->local_size);
-    put_number(made, "GROUP_RANK", world->node_rank);
-    put_number(made, "GROUP_WORLD_SIZE", world->nodes);
-    put_number(made, "ROLE_RANK", world->role_base_rank + local_rank);
-    put_number(made, "ROLE_WORLD_SIZE", world->role_size);
-    put_text(made, "MASTER_ADDR", world->master_addr);
-    put_number(made, "MASTER_PORT", world->master_port);
-    put_number(made, "TORCHELASTIC_RESTART_COUNT", world->restart);
-    put_number(made, "TORCHELASTIC_MAX_RESTARTS", world->max_restarts);
+    put(made, tddp_format("RANK=%d", world->base_rank + local_rank));
+    put(made, tddp_format("LOCAL_RANK=%d", is_virtual ? 0 : local_rank));
+    put(made, tddp_format("WORLD_SIZE=%d", world->size));
+    put(made, tddp_format("LOCAL_WORLD_SIZE=%d", world->local_size));
+    put(made, tddp_format("GROUP_RANK=%d", world->node_rank));
+    put(made, tddp_format("GROUP_WORLD_SIZE=%d", world->nodes));
+    put(made, tddp_format("ROLE_RANK=%d", world->role_base_rank + local_rank));
+    put(made, tddp_format("ROLE_WORLD_SIZE=%d", world->role_size));
+    put(made, tddp_format("MASTER_ADDR=%s", world->master_addr));
+    put(made, tddp_format("MASTER_PORT=%d", world->master_port));
+    put(made, tddp_format("TORCHELASTIC_RESTART_COUNT=%d", world->restart));
+    put(made, tddp_format("TORCHELASTIC_MAX_RESTARTS=%d", world->max_restarts));
     put(made, tddp_format("TDDP_GENERATION=%lld", (long long)world->generation));
 }
 
-/* Whether one of `count` texts that follow each other sets the same variable. */
-static bool is_set(const char *texts, size_t count, const char *variable)
+/* Whether one of the texts that follow each other sets the same variable. */
+static bool is_set(const char *texts, size_t size, const char *variable)
 {
-    for (; count > 0; count--, texts += strlen(texts) + 1) {
-        if (strncmp(texts, variable, strcspn(variable, "=") + 1) == 0) {
+    for (const char *at = texts; at < texts + size; at += strlen(at) + 1) {
+        if (strncmp(at, variable, strcspn(variable, "=") + 1) == 0) {
             return true;
         }
     }
     return false;
 }
 
-/* A list of the variables, and of those inherited that they do not replace, in one piece of memory
- * with the texts. */
-static char **join(const block *made)
+/* A list of the variables in one piece of memory with their texts. */
+static char **list_of(const block *made)
 {
-    size_t inherited = 0;
-    while (environ[inherited]) {
-        inherited++;
-    }
-    size_t room = inherited + made->count + 1;
-    char **list = tddp_alloc(room * sizeof *list + made->text.size);
-    if (!list) {
-        return NULL;
-    }
-    char **next = list;
-    char *text = memcpy(list + room, made->text.data, made->text.size);
-    for (size_t i = 0; i < made->count; i++) {
-        *next++ = text;
-        text += strlen(text) + 1;
-    }
-    for (size_t i = 0; i < inherited; i++) {
-        if (!is_set(made->text.data, made->count, environ[i]) &&
-            !is_set(own_variables, 3, environ[i])) {
-            *next++ = environ[i];
+    size_t room = (made->count + 1) * sizeof(char *);
+    char **list = made->failed ? NULL : tddp_alloc(room + made->text.size);
+    if (list) {
+        char *text = memcpy((char *)list + room, made->text.data, made->text.size);
+        for (size_t i = 0; i < made->count; i++, text += strlen(text) + 1) {
+            list[i] = text;
         }
     }
     return list;
@@ -155,23 +130,30 @@ char **tddp_launch_environment(const tddp_launch_world *world, const tddp_launch
     /* Its own GPU is all that it sees. */
     if (options->virtual_local_rank &&
         tddp_launch_devices_name(job->devices, visible, local_rank, device)) {
-        put_text(&made, "CUDA_VISIBLE_DEVICES", device);
+        put(&made, tddp_format("CUDA_VISIBLE_DEVICES=%s", device));
     }
-    put_text(&made, "ROLE_NAME", options->role);
-    put_text(&made, "TORCHELASTIC_RUN_ID", job->run_id);
-    put_text(&made, "TORCHELASTIC_USE_AGENT_STORE", "True");
+    put(&made, tddp_format("ROLE_NAME=%s", options->role));
+    put(&made, tddp_format("TORCHELASTIC_RUN_ID=%s", job->run_id));
+    put(&made, tddp_format("TORCHELASTIC_USE_AGENT_STORE=True"));
     put_signals(&made, options);
     if (!getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING")) {
-        put_text(&made, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+        put(&made, tddp_format("TORCH_NCCL_ASYNC_ERROR_HANDLING=1"));
     }
     put_threads(&made, threads_of(job, world->local_size, local_rank));
     if (job->timer_file) {
-        put_text(&made, "TORCHELASTIC_TIMER_FILE", job->timer_file);
+        put(&made, tddp_format("TORCHELASTIC_TIMER_FILE=%s", job->timer_file));
     }
     if (error_file) {
-        put_text(&made, "TORCHELASTIC_ERROR_FILE", error_file);
+        put(&made, tddp_format("TORCHELASTIC_ERROR_FILE=%s", error_file));
     }
-    char **list = made.failed ? NULL : join(&made);
+    const size_t size = made.text.size;
+    for (char **at = environ; *at; at++) {
+        if (!is_set(made.text.data, size, *at) &&
+            !is_set(own_variables, sizeof own_variables - 1, *at)) {
+            put(&made, tddp_copy_string(*at));
+        }
+    }
+    char **list = list_of(&made);
     tddp_bytes_free(&made.text);
     return list;
 }
@@ -187,6 +169,5 @@ tddp_status tddp_launch_job_prepare(const tddp_launch_options *options,
     };
     return options->numa_binding == TDDP_LAUNCH_BINDING_NONE
                ? TDDP_OK
-               : tddp_launch_binding_plan(options->numa_binding, devices, local_size,
-                                          &out->binding);
+               : tddp_launch_binding_plan(options->numa_binding, devices, local_size, &out->cpus);
 }

@@ -43,15 +43,16 @@ void tddp_launch_error_parse(const char *text, size_t size, tddp_launch_error *o
 
 /* The path is the worker's to write: a pipe or a device there must not hold us up, and a link may
  * lead anywhere. */
-void tddp_launch_error_read(const char *path, const char *none, tddp_launch_error *out)
+void tddp_launch_error_read(const char *path, tddp_launch_error *out)
 {
     struct stat found;
     char *text = NULL;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY);
+    if (fd < 0 && errno == ENOENT) {
+        return;
+    }
     *out = (tddp_launch_error){
-        .missing = fd < 0 && errno == ENOENT
-                       ? none
-                       : "not read: it is no ordinary file of at most 1 MiB that may be read"};
+        .missing = "not read: it is no ordinary file of at most 1 MiB that may be read"};
     if (fd >= 0 && fstat(fd, &found) == 0 && S_ISREG(found.st_mode) &&
         found.st_size <= MOST_BYTES && (text = tddp_alloc(MOST_BYTES))) {
         size_t size = 0;

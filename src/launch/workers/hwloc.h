@@ -48,8 +48,8 @@ typedef struct tddp_hwloc {
     TDDP_HWLOC_FUNCTIONS(TDDP_HWLOC_MEMBER)
 } tddp_hwloc;
 
-/* The functions, which stay for the life of the process. Errors: TDDP_UNAVAILABLE (the text says
- * what to install). */
+/* The functions, which stay for the life of the process. Errors: TDDP_UNAVAILABLE (the text
+ * names the package). */
 TDDP_NODISCARD tddp_status tddp_hwloc_load(tddp_hwloc *out);
 
 /* tddp_launch_binding_plan() for a topology that hwloc has loaded, within these CPUs. Worker i
@@ -59,6 +59,6 @@ TDDP_NODISCARD tddp_status tddp_launch_binding_spread(const tddp_hwloc *hwloc, v
                                                       const tddp_launch_cpus *allowed,
                                                       tddp_launch_binding_kind kind,
                                                       const tddp_launch_devices *devices,
-                                                      int workers, tddp_launch_binding *out);
+                                                      int workers, tddp_launch_cpus **out);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * What this machine has for workers: cores, GPUs, counted without any GPU library; and which CPUs
- * each worker may run on. What the system tells stands in machine_linux.c.
+ * each worker may run on. What the system shows stands in machine_linux.c.
  */
 #ifndef TDDP_LAUNCH_MACHINE_H
 #define TDDP_LAUNCH_MACHINE_H
@@ -83,18 +83,14 @@ TDDP_NODISCARD tddp_status tddp_launch_count_processes(const tddp_launch_options
 
 /* --- binding.c: --numa-binding --------------------------------------------------------------- */
 
-typedef struct tddp_launch_binding {
-    tddp_launch_cpus *sets; /* of each worker; NULL: none is bound */
-    char note[128];         /* for people: what is not as requested; else empty */
-} tddp_launch_binding;
-
-/* Within the CPUs of this process. Errors: TDDP_INVALID_ARGUMENT (more workers than cores where
- * each is to have its own), TDDP_UNAVAILABLE (no hwloc). */
+/* Plans which CPUs of this process each worker may use: `*out` has a set for each, free(). A GPU
+ * that is of no help is logged. Errors: TDDP_INVALID_ARGUMENT (more workers than cores where each
+ * is to have its own), TDDP_UNAVAILABLE (no hwloc). */
 TDDP_NODISCARD tddp_status tddp_launch_binding_plan(tddp_launch_binding_kind kind,
                                                     const tddp_launch_devices *devices, int workers,
-                                                    tddp_launch_binding *out);
+                                                    tddp_launch_cpus **out);
 
 /* A worker's share of its CPUs, which others may be bound to as well; at least 1. */
-int tddp_launch_binding_share(const tddp_launch_binding *binding, int workers, int local_rank);
+int tddp_launch_binding_share(const tddp_launch_cpus *sets, int workers, int local_rank);
 
 #endif

@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/base.h"
 #include "base/scan_file.h"
@@ -49,7 +48,7 @@ int tddp_launch_cores(void)
     const tddp_launch_cpus allowed = tddp_launch_cpus_allowed();
     int cores = tddp_launch_cpus_count(&allowed);
     int limit = tddp_core_limit();
-    cores = cores > 0 ? cores : 1; /* where the system does not tell, one it is */
+    cores = cores > 0 ? cores : 1; /* where the system does not show any */
     return limit < cores ? limit : cores;
 }
 
@@ -78,7 +77,7 @@ typedef struct gpu {
 } gpu;
 
 typedef struct gpu_list {
-    gpu *list;
+    gpu list[MOST_GPUS];
     int count;
     bool uncounted; /* a driver that does not show its GPUs in files, as Windows' and Jetson's */
 } gpu_list;
@@ -89,7 +88,7 @@ static glob_t list_paths(const char *root, const char *pattern)
     char path[PATH_BYTES];
     glob_t found = {0};
     (void)snprintf(path, sizeof path, "%s%s", root, pattern);
-    (void)glob(path, 0, NULL, &found); /* none is no error */
+    (void)glob(path, GLOB_BRACE, NULL, &found); /* none is no error */
     return found;
 }
 
@@ -121,29 +120,23 @@ static bool read_gpu(const char *root, const char *folder, gpu *out)
 
 /* Without a device file a GPU is of no use, and not every container has the driver's folder: then
  * the device files are all that is known. */
-static tddp_status find_gpus(const char *root, gpu_list *out)
+static void find_gpus(const char *root, gpu_list *out)
 {
-    char path[PATH_BYTES];
     glob_t shown = list_paths(root, "/proc/driver/nvidia/gpus/*");
     glob_t files = list_paths(root, "/dev/nvidia[0-9]*");
-    gpu_list found = {.list = tddp_alloc_array(shown.gl_pathc + files.gl_pathc, sizeof(gpu))};
-    for (size_t i = 0; found.list && i < shown.gl_pathc; i++) {
-        found.count += read_gpu(root, shown.gl_pathv[i], &found.list[found.count]);
+    glob_t others = list_paths(root, "/dev/{dxg,nvhost-gpu}");
+    for (size_t i = 0; i < shown.gl_pathc && out->count < MOST_GPUS; i++) {
+        out->count += read_gpu(root, shown.gl_pathv[i], &out->list[out->count]);
     }
-    bool known = found.count > 0;
-    for (size_t i = 0; found.list && !known && i < files.gl_pathc; i++) {
-        if (is_device(files.gl_pathv[i])) {
-            found.list[found.count++] = (gpu){.node = -1};
-        }
+    bool known = out->count > 0;
+    for (size_t i = 0; !known && i < files.gl_pathc && out->count < MOST_GPUS; i++) {
+        out->list[out->count].node = -1;
+        out->count += is_device(files.gl_pathv[i]);
     }
+    out->uncounted = others.gl_pathc > 0;
     globfree(&shown);
     globfree(&files);
-    (void)snprintf(path, sizeof path, "%s/dev/dxg", root);
-    found.uncounted = access(path, F_OK) == 0;
-    (void)snprintf(path, sizeof path, "%s/dev/nvhost-gpu", root);
-    found.uncounted |= access(path, F_OK) == 0;
-    *out = found;
-    return found.list ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    globfree(&others);
 }
 
 /* --- the visible ones ------------------------------------------------------------------------ */
@@ -225,26 +218,23 @@ tddp_status tddp_launch_devices_find(const char *root, const char *visible,
                                      tddp_launch_devices *out)
 {
     char number[16];
-    gpu_list all;
-    tddp_status status = find_gpus(root, &all);
-    tddp_launch_devices found = {.list = tddp_alloc_array(MOST_GPUS, sizeof *found.list)};
-    if (status != TDDP_OK || !found.list) {
-        free(all.list);
-        free(found.list);
+    gpu_list *all = tddp_alloc(sizeof *all);
+    *out = (tddp_launch_devices){.list = tddp_alloc_array(MOST_GPUS, sizeof *out->list)};
+    if (!all || !out->list) {
+        free(all);
         return TDDP_OUT_OF_MEMORY;
     }
+    find_gpus(root, all);
     if (visible) {
-        choose(&all, visible, &found);
+        choose(all, visible, out);
     }
     /* An uncounted driver has one, as far as is known. */
-    for (int i = 0; !visible && i < MOST_GPUS && (i < all.count || (i == 0 && all.uncounted));
-         i++) {
+    for (int i = 0; !visible && (i < all->count || (i == 0 && all->uncounted)); i++) {
         (void)snprintf(number, sizeof number, "%d", i);
-        add_device(&all, number, i, &found);
+        add_device(all, number, i, out);
     }
-    bool instances = found.named > 0 && kind_of(found.list[0].name) == 'M';
-    found.count = all.count == 0 && !all.uncounted ? 0 : instances ? 1 : found.named;
-    free(all.list);
-    *out = found;
+    bool instances = out->named > 0 && kind_of(out->list[0].name) == 'M';
+    out->count = all->count == 0 && !all->uncounted ? 0 : instances ? 1 : out->named;
+    free(all);
     return TDDP_OK;
 }

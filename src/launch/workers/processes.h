@@ -15,7 +15,7 @@
 TDDP_NODISCARD tddp_status tddp_launch_adopt_orphans(void);
 
 /* In a forked child: has the kernel send `number` when the parent's thread that forked ends; false
- * if the parent is gone already. Async-signal-safe. */
+ * if the parent has ended already. Async-signal-safe. */
 bool tddp_launch_signal_at_end_of(pid_t parent, int number);
 
 /* In a forked child: closes descriptors from this one on at the exec. Async-signal-safe. */

@@ -109,9 +109,7 @@ static bool look(int64_t pid, process *out)
 
 static int by_pid(const void *a, const void *b)
 {
-    const process *x = a;
-    const process *y = b;
-    return (x->pid > y->pid) - (x->pid < y->pid);
+    return ((const process *)a)->pid - ((const process *)b)->pid; /* neither is negative */
 }
 
 /* Every process of this machine that can be seen: free(). As many as memory allows. */

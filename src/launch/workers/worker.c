@@ -18,14 +18,6 @@
 
 enum { START_MS = 30 * 1000 }; /* for the file systems that the program and its loader lie on */
 
-typedef enum step { STEP_PARENT_GONE, STEP_DESCRIPTORS, STEP_BINDING, STEP_EXEC } step;
-
-/* What the child writes when it cannot go on. */
-typedef struct trouble {
-    step at;
-    int error;
-} trouble;
-
 enum { REPORT = TDDP_LAUNCH_STREAMS, PIPES };
 
 /* For each stream, and for the child's trouble; -1: none, since the worker was given a descriptor.
@@ -52,8 +44,6 @@ static tddp_status open_pipes(const tddp_launch_start *start, pipes made)
             close_pipes(made);
             return status;
         }
-        /* Only our end: the flag is of the pipe's end, and the worker expects its own to block. */
-        (void)(i != REPORT && fcntl(made[i][0], F_SETFL, O_NONBLOCK));
     }
     return TDDP_OK;
 }
@@ -63,50 +53,48 @@ static bool use_descriptor(int given, int piped, int number)
     return dup2(given >= 0 ? given : piped, number) >= 0;
 }
 
+/* Reports errno if it cannot go on, negated for what comes before the exec. */
 static _Noreturn void become_worker(pipes made, const tddp_launch_start *start, pid_t parent)
 {
-    trouble told = {.at = STEP_EXEC};
+    bool ready = false;
     /* Neither can fail: a fresh child leads no group, and torchrun's group is there with it. */
     (void)(start->terminal_group > 0 ? setpgid(0, start->terminal_group) : setsid());
-    if (!tddp_launch_signal_at_end_of(parent, SIGKILL)) {
-        told.at = STEP_PARENT_GONE;
-    } else if (!use_descriptor(start->stdin_fd, -1, STDIN_FILENO) ||
-               !use_descriptor(start->output_fds[0], made[0][1], STDOUT_FILENO) ||
-               !use_descriptor(start->output_fds[1], made[1][1], STDERR_FILENO)) {
-        told.at = STEP_DESCRIPTORS;
-    } else if (start->cpus && !tddp_launch_cpus_bind(start->cpus)) {
-        told.at = STEP_BINDING;
-    } else {
+    if (tddp_launch_signal_at_end_of(parent, SIGKILL) &&
+        use_descriptor(start->has_input ? STDIN_FILENO : open("/dev/null", O_RDONLY), -1,
+                       STDIN_FILENO) &&
+        use_descriptor(start->output_fds[0], made[0][1], STDOUT_FILENO) &&
+        use_descriptor(start->output_fds[1], made[1][1], STDERR_FILENO) &&
+        (!start->cpus || tddp_launch_cpus_bind(start->cpus))) {
         tddp_launch_close_on_exec_from(STDERR_FILENO + 1);
         (void)setrlimit(RLIMIT_NOFILE, start->files); /* cannot fail: it is not raised */
         tddp_launch_signals_restore(start->signals);
         execve(start->path, start->argv, start->envp);
+        ready = true;
     }
-    told.error = errno;
-    ssize_t ignored = write(made[REPORT][1], &told, sizeof told);
+    int error = ready ? errno : -errno;
+    ssize_t ignored = write(made[REPORT][1], &error, sizeof error);
     (void)ignored;
     _exit(127);
 }
 
-static tddp_status explain(const trouble *told, const char *path)
+static tddp_status explain(int error, const tddp_launch_start *start)
 {
-    bool exec = told->at == STEP_EXEC;
+    const char *path = start->path;
     const char *why =
-        exec && told->error == ENOEXEC
-            ? "not a program; a script needs a first line such as #!/bin/sh"
-        : exec && told->error == ENOENT && access(path, F_OK) == 0
+        error == ENOEXEC ? "not a program; a script needs a first line such as #!/bin/sh"
+        : error == ENOENT && access(path, F_OK) == 0
             ? "what runs it is not there: the interpreter that a script's first line names, or a "
               "program's loader"
-            : strerror(told->error);
+            : strerror(abs(error));
     return tddp_fail(TDDP_SYSTEM, "cannot run %s%s: %s", path,
-                     told->at == STEP_BINDING ? " on its CPUs (--numa-binding)" : "", why);
+                     error < 0 && start->cpus ? " on its CPUs (--numa-binding)" : "", why);
 }
 
 /* Waits for the exec, or for what stood in its way. */
 static tddp_status await_exec(int report, pid_t pid, const tddp_launch_start *start)
 {
     const int64_t limit_ms = start->limit_ms > 0 ? start->limit_ms : START_MS;
-    trouble told;
+    int error;
     ssize_t got;
     tddp_status status = tddp_net_poll(report, POLLIN, tddp_deadline_after_ms(limit_ms), -1);
     if (status != TDDP_OK) {
@@ -119,12 +107,13 @@ static tddp_status await_exec(int report, pid_t pid, const tddp_launch_start *st
                                start->path, (double)limit_ms / 1000);
     }
     do {
-        got = read(report, &told, sizeof told);
+        got = read(report, &error, sizeof error);
     } while (got < 0 && errno == EINTR);
-    return got <= 0 ? TDDP_OK : explain(&told, start->path);
+    return got <= 0 ? TDDP_OK : explain(error, start);
 }
 
-tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_launch_start *start)
+tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_launch_start *start,
+                                     int read_ends[TDDP_LAUNCH_STREAMS])
 {
     pipes made;
     tddp_status status = open_pipes(start, made);
@@ -149,7 +138,7 @@ tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_laun
         worker->alive = true;
         worker->has_terminal = start->terminal_group > 0;
         for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-            worker->fds[stream] = made[stream][0];
+            read_ends[stream] = made[stream][0];
             made[stream][0] = -1;
         }
     }
@@ -159,7 +148,6 @@ tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_laun
 
 void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status)
 {
-    static const char no_place[] = "none: there was no place for one";
     tddp_launch_error *error = &worker->error;
     worker->alive = false;
     worker->wait_status = wait_status;
@@ -167,17 +155,15 @@ void tddp_launch_worker_note_end(tddp_launch_worker *worker, int wait_status)
     if (!tddp_launch_worker_failed(worker)) {
         return;
     }
-    const char *none = worker->expired_timer
-                           ? "none: torchrun ended the worker, because its timer expired"
-                       : WIFSIGNALED(wait_status) ? "none: a signal leaves no time to write one"
-                                                  : "none: the worker wrote none to "
-                                                    "$TORCHELASTIC_ERROR_FILE (Ruby does for "
-                                                    "exceptions; in Python decorate main with "
-                                                    "@record)";
+    error->missing =
+        worker->expired_timer      ? "none: torchrun ended the worker, because its timer expired"
+        : !worker->error_file      ? "none: there was no place for one"
+        : WIFSIGNALED(wait_status) ? "none: a signal leaves no time to write one"
+                                   : "none: the worker wrote none to $TORCHELASTIC_ERROR_FILE "
+                                     "(Ruby does for exceptions; in Python decorate main with "
+                                     "@record)";
     if (worker->error_file) {
-        tddp_launch_error_read(worker->error_file, none, error);
-    } else {
-        error->missing = worker->expired_timer ? none : no_place;
+        tddp_launch_error_read(worker->error_file, error);
     }
     if (worker->expired_timer && !error->message) {
         error->message = tddp_format("the timer \"%s\" expired", worker->expired_timer);
@@ -192,11 +178,32 @@ bool tddp_launch_worker_failed(const tddp_launch_worker *worker)
 
 void tddp_launch_worker_free(tddp_launch_worker *worker)
 {
-    for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-        tddp_close(worker->fds[stream]);
-    }
     free(worker->error_file);
     free(worker->expired_timer);
     tddp_launch_error_free(&worker->error);
-    *worker = (tddp_launch_worker){.fds = {-1, -1}};
+    *worker = (tddp_launch_worker){0};
+}
+
+/* --- the terminal ---------------------------------------------------------------------------- */
+
+void tddp_launch_terminal_look(tddp_launch_terminal *out)
+{
+    *out = (tddp_launch_terminal){.group = getpgid(getppid())};
+    /* It is known of the controlling terminal alone. */
+    pid_t foreground = tcgetpgrp(STDIN_FILENO);
+    out->foreground = foreground == out->group;
+    out->present = out->group > 0 && foreground > 0 && tcgetpgrp(STDOUT_FILENO) == foreground &&
+                   tcgetattr(STDIN_FILENO, &out->state) == 0;
+}
+
+void tddp_launch_terminal_restore(const tddp_launch_terminal *terminal)
+{
+    pid_t foreground = terminal->foreground ? tcgetpgrp(STDIN_FILENO) : -1;
+    if (foreground > 0 && kill(-foreground, 0) != 0 && errno == ESRCH) {
+        (void)tcsetpgrp(STDIN_FILENO, terminal->group);
+        foreground = terminal->group;
+    }
+    if (foreground == terminal->group) {
+        (void)tcsetattr(STDIN_FILENO, TCSANOW, &terminal->state);
+    }
 }

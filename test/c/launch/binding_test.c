@@ -80,10 +80,9 @@ static void allow(tddp_launch_cpus *cpus, int cpu)
 }
 
 /* Whether a worker may run on a CPU. */
-static bool has(const tddp_launch_binding *binding, int worker, int cpu)
+static bool has(const tddp_launch_cpus *sets, int worker, int cpu)
 {
-    const tddp_launch_cpus *set = &binding->sets[worker];
-    return set->words[cpu / TDDP_LAUNCH_WORD_BITS] >> (cpu % TDDP_LAUNCH_WORD_BITS) & 1;
+    return sets[worker].words[cpu / TDDP_LAUNCH_WORD_BITS] >> (cpu % TDDP_LAUNCH_WORD_BITS) & 1;
 }
 
 /* What is asked of a plan. */
@@ -98,7 +97,15 @@ typedef struct question {
     const int *allowed; /* these, in place of `from` to `to` */
 } question;
 
-static tddp_status plan(question asked, tddp_launch_binding *out)
+static char logged[256];
+
+static void keep_line(tddp_log_level level, const char *room, const char *text, void *data)
+{
+    (void)level, (void)room, (void)data;
+    (void)snprintf(logged, sizeof logged, "%s", text);
+}
+
+static tddp_status plan(question asked, tddp_launch_cpus **out)
 {
     const tddp_hwloc *hwloc = library();
     tddp_launch_cpus allowed = {{0}};
@@ -122,13 +129,15 @@ static void check_plan(question asked, const char *expected, const char *note)
 {
     char text[2048];
     size_t at = 0;
-    tddp_launch_binding made;
+    tddp_launch_cpus *made = NULL;
+    logged[0] = '\0';
+    tddp_log_set_sink(keep_line, NULL);
     CHECK_OK(plan(asked, &made));
     for (int worker = 0; worker < asked.workers; worker++) {
         const char *gap = worker > 0 ? " " : "";
         for (int cpu = 0; cpu < 300; cpu++) {
             int last = cpu;
-            while (has(&made, worker, last)) {
+            while (has(made, worker, last)) {
                 last++;
             }
             if (last > cpu) {
@@ -139,15 +148,15 @@ static void check_plan(question asked, const char *expected, const char *note)
             }
         }
         at += (size_t)snprintf(text + at, sizeof text - at, ":%d",
-                               tddp_launch_binding_share(&made, asked.workers, worker));
+                               tddp_launch_binding_share(made, asked.workers, worker));
     }
     CHECK_TEXT(text, expected);
     if (note) {
-        CHECK_CONTAINS(made.note, note);
+        CHECK_CONTAINS(logged, note);
     } else {
-        CHECK_TEXT(made.note, "");
+        CHECK_TEXT(logged, "");
     }
-    free(made.sets);
+    free(made);
 }
 
 /* 2 sockets of 2 nodes of 2 caches of 2 cores of 2 CPUs: 32 CPUs, siblings 16 apart. */
@@ -182,13 +191,13 @@ TEST(exclusive_cores_of_a_node)
     check_plan(asked, "0-1,16-17:4 2-3,18-19:4 4-7,20-23:8 8-9,24-25:4 10-11,26-27:4 12-15,28-31:8",
                NULL);
     asked.workers = 12; /* 4 cores for 3: the first has one more */
-    tddp_launch_binding made;
+    tddp_launch_cpus *made = NULL;
     CHECK_OK(plan(asked, &made));
-    CHECK_INT(tddp_launch_binding_share(&made, 12, 0), 4);
-    CHECK_INT(tddp_launch_binding_share(&made, 12, 1), 2);
-    CHECK_INT(tddp_launch_binding_share(&made, 12, 2), 2);
-    CHECK(has(&made, 0, 16) && has(&made, 0, 17));
-    free(made.sets);
+    CHECK_INT(tddp_launch_binding_share(made, 12, 0), 4);
+    CHECK_INT(tddp_launch_binding_share(made, 12, 1), 2);
+    CHECK_INT(tddp_launch_binding_share(made, 12, 2), 2);
+    CHECK(has(made, 0, 16) && has(made, 0, 17));
+    free(made);
 }
 
 TEST(a_cache_each)
@@ -212,13 +221,13 @@ TEST(whole_cores_each)
     question asked = {server, TDDP_LAUNCH_BINDING_CORES, 3, 0, 32, NULL, 0, NULL};
     check_plan(asked, "0-5,16-21:12 6-10,22-26:10 11-15,27-31:10", NULL);
     asked.workers = 16;
-    tddp_launch_binding made;
+    tddp_launch_cpus *made = NULL;
     CHECK_OK(plan(asked, &made));
     for (int i = 0; i < 16; i++) {
-        CHECK(has(&made, i, i) && has(&made, i, i + 16));
-        CHECK_INT(tddp_launch_binding_share(&made, 16, i), 2);
+        CHECK(has(made, i, i) && has(made, i, i + 16));
+        CHECK_INT(tddp_launch_binding_share(made, 16, i), 2);
     }
-    free(made.sets);
+    free(made);
     asked.workers = 17;
     CHECK_STATUS(plan(asked, &made), TDDP_INVALID_ARGUMENT);
     CHECK_TEXT(tddp_error_message(),
@@ -271,7 +280,7 @@ TEST(nodes_that_share_cpus)
 {
     const tddp_hwloc *hwloc = library();
     tddp_launch_devices none = {0};
-    tddp_launch_binding made;
+    tddp_launch_cpus *made = NULL;
     void *topology;
     CHECK_INT(hwloc->topology_init(&topology), 0);
     CHECK_INT(set_synthetic(topology, "[numa] pack:2 [numa] [numa] core:2 pu:1"), 0);
@@ -280,12 +289,12 @@ TEST(nodes_that_share_cpus)
     CHECK_OK(tddp_launch_binding_spread(hwloc, topology, &allowed, TDDP_LAUNCH_BINDING_EXCLUSIVE,
                                         &none, 4, &made));
     for (int worker = 0; worker < 4; worker++) {
-        CHECK_INT(tddp_launch_binding_share(&made, 4, worker), 1);
+        CHECK_INT(tddp_launch_binding_share(made, 4, worker), 1);
         for (int cpu = 0; cpu < 4; cpu++) {
-            CHECK_INT(has(&made, worker, cpu), cpu == worker);
+            CHECK_INT(has(made, worker, cpu), cpu == worker);
         }
     }
-    free(made.sets);
+    free(made);
     hwloc->topology_destroy(topology);
 }
 
@@ -341,12 +350,12 @@ TEST(short_memory_is_survived)
     question asked = {{1, 2, 1, 2, 1}, TDDP_LAUNCH_BINDING_CORE_COMPLEX, 2, 0, 4, NULL, 0, NULL};
     (void)library();
     for (int nth = 1;; nth++) {
-        tddp_launch_binding made;
+        tddp_launch_cpus *made = NULL;
         tddp_fail_allocation(nth);
         tddp_status status = plan(asked, &made);
         tddp_fail_allocation(0);
         if (status == TDDP_OK) {
-            free(made.sets);
+            free(made);
             CHECK(nth > 4);
             break;
         }

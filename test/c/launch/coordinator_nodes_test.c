@@ -35,13 +35,13 @@ TEST(a_newcomer_disturbs_nobody_before_it_is_ready)
 
 TEST(a_node_that_leaves_before_the_start)
 {
-    open_coordinator_of(3, 3, 0, false, true);
+    open_coordinator_of(3, 3, 0, TDDP_LAUNCH_STATIC);
     come(1, "a");
     come(2, "b");
     leave(2, "told");
     CHECK_TEXT(hear(), "end stopped told");
     close_coordinator();
-    open_coordinator_of(2, 2, 1, false, true); /* a restart is left: another may come */
+    open_coordinator_of(2, 2, 1, TDDP_LAUNCH_STATIC); /* a restart is left: another may come */
     come(1, "a");
     (void)describe(2, "b");
     take();
@@ -98,16 +98,16 @@ TEST(a_node_with_other_settings_is_refused)
 TEST(a_node_in_the_place_of_one_that_died_before_the_start)
 {
     open_coordinator(3, 3, 0, false);
-    describe(1, "a")->node_rank = 1;
+    describe(1, "a")->self.node_rank = 1;
     ready(1, 0);
     answers[1] = false;
-    describe(2, "a")->node_rank = 1; /* started again before the loss is noticed */
+    describe(2, "a")->self.node_rank = 1; /* started again before the loss is noticed */
     ready(2, 0);
     pass(4);
     CHECK_TEXT(hear(), "");
     vanish(1);
     CHECK_TEXT(hear(), "");
-    describe(3, "a")->node_rank = 1;
+    describe(3, "a")->self.node_rank = 1;
     take();
     CHECK_TEXT(hear(),
                "refuse 3 --node-rank=1 is taken already by a pid 102; expected another rank on "
@@ -156,11 +156,11 @@ TEST(spares_of_a_fixed_job_are_sent_away_with_the_last_restart)
 TEST(ranks_that_were_asked_for)
 {
     open_coordinator(4, 4, 0, false);
-    describe(1, "a")->hosting = true;
+    describe(1, "a")->self.hosting = true;
     ready(1, 0);
     static const int asked[] = {3, 0, -1};
     for (int i = 0; i < 3; i++) {
-        describe(i + 2, "b")->node_rank = asked[i];
+        describe(i + 2, "b")->self.node_rank = asked[i];
         ready(i + 2, 0);
     }
     CHECK_TEXT(hear(), "round 0 restart 0: 3 1 4 2");
@@ -172,7 +172,7 @@ TEST(ranks_beyond_the_count)
     open_coordinator(2, 4, 0, false);
     static const int asked[] = {3, -1, 2, 1};
     for (int i = 0; i < 4; i++) {
-        describe(i + 1, "h")->node_rank = asked[i];
+        describe(i + 1, "h")->self.node_rank = asked[i];
         ready(i + 1, 0);
     }
     CHECK_TEXT(hear(), "round 0 restart 0: 2 4 3 1");
@@ -191,7 +191,7 @@ TEST(the_host_is_rank_0_unless_another_asked_for_it)
 {
     open_coordinator(2, 2, 0, false);
     come(1, "b");
-    describe(2, "a")->hosting = true;
+    describe(2, "a")->self.hosting = true;
     ready(2, 0);
     CHECK_TEXT(hear(), "round 0 restart 0: 2 1");
     close_coordinator();
@@ -301,29 +301,6 @@ TEST(a_document_without_its_nodes_is_that_of_a_dead_job)
     CHECK_INT(doc()->started, 17);
     CHECK(doc()->generation > 40);
     close_coordinator();
-}
-
-/* The store that had it is gone: the nodes that were in the job bring it along. */
-TEST(a_document_that_is_brought)
-{
-    char *text = document_of(2, 2, 2);
-    open_coordinator(2, 2, 2, false);
-    describe(3, "a")->hosting = true; /* the new host */
-    ready(3, 0);
-    tddp_launch_entry *entry = describe(2, "b");
-    entry->round = 7;
-    entry->rank = 1;
-    entry->ready = 8;
-    entry->last = text;
-    take();
-    CHECK_INT(doc()->started, 5);
-    CHECK_INT(doc()->restart, 2);
-    CHECK_CONTAINS(hear(), "over 7 failed node 1 (b pid 102) has ended its workers");
-    CHECK_TEXT(hear(), "round 7 restart 2: 1 2");
-    pass(3);
-    CHECK_TEXT(hear(), "round 8 restart 2: 3 2");
-    close_coordinator();
-    free(text);
 }
 
 /* It was done, and looked for its leader when the others were done too. */

@@ -18,6 +18,8 @@
 enum { SLOTS = 12, MOST_LINES = 4096 };
 
 static tddp_launch_coordinator *coordinator;
+static tddp_launch_options options;
+static tddp_launch_times times;
 static tddp_launch_coordinator_opts opts;
 static int64_t now;
 static tddp_launch_entry nodes[SLOTS + 1]; /* by slot, which is the number in the id */
@@ -146,27 +148,24 @@ static inline void take(void)
 }
 
 /* A coordinator for min to max nodes. */
-static inline void open_coordinator_of(int min, int max, int restarts, bool hands_over, bool fixed)
+static inline void open_coordinator_of(int min, int max, int restarts,
+                                       tddp_launch_rendezvous_kind backend)
 {
-    opts = (tddp_launch_coordinator_opts){
-        .min_nodes = min,
-        .max_nodes = max,
-        .max_restarts = restarts,
-        .elastic = min < max,
-        .fixed = fixed,
-        .hands_over = hands_over,
-        .run_id = "job",
-        .where = "here:29400",
-        .job = "--nnodes",
-        .silence_s = 30,
-        .started = 17,
-        .return_ns = 200 * MS,
-        .join_timeout_ns = 600 * SECOND,
-        .last_call_ns = 30 * SECOND,
-        .takeover_ns = 2 * SECOND,
-        .report_every_ns = 10 * SECOND,
-        .close_ns = 3 * SECOND,
-    };
+    options = (tddp_launch_options){
+        .min_nodes = min, .max_nodes = max, .max_restarts = restarts, .backend = backend};
+    times = (tddp_launch_times){.silence_ms = 30000,
+                                .reconnect_ms = 200,
+                                .join_ms = 600000,
+                                .last_call_ms = 30000,
+                                .takeover_ms = 2000,
+                                .report_ms = 10000,
+                                .close_ms = 3000};
+    opts = (tddp_launch_coordinator_opts){.options = &options,
+                                          .times = &times,
+                                          .run_id = "job",
+                                          .where = "here:29400",
+                                          .job = "--nnodes",
+                                          .started = 17};
     now = 1000 * SECOND;
     memset(there, 0, sizeof there);
     for (int slot = 1; slot <= SLOTS; slot++) {
@@ -178,7 +177,7 @@ static inline void open_coordinator_of(int min, int max, int restarts, bool hand
 
 static inline void open_coordinator(int min, int max, int restarts, bool hands_over)
 {
-    open_coordinator_of(min, max, restarts, hands_over, false);
+    open_coordinator_of(min, max, restarts, hands_over ? TDDP_LAUNCH_ETCD : TDDP_LAUNCH_C10D);
 }
 
 static inline void close_coordinator(void)
@@ -195,20 +194,14 @@ static inline void close_coordinator(void)
 static inline tddp_launch_entry *describe(int slot, const char *host)
 {
     tddp_launch_entry *entry = &nodes[slot];
-    *entry = (tddp_launch_entry){.pid = 100 + slot,
-                                 .local_size = slot,
-                                 .node_rank = -1,
-                                 .round = -1,
-                                 .rank = -1,
-                                 .ready = -1,
-                                 .done = -1,
-                                 .failed = -1,
-                                 .master_round = -1};
-    (void)snprintf(entry->host, sizeof entry->host, "%s", host);
-    (void)snprintf(entry->id, sizeof entry->id, "id%d", slot);
+    *entry = (tddp_launch_entry)TDDP_LAUNCH_ENTRY_INIT;
+    entry->self.pid = 100 + slot;
+    entry->self.local_size = slot;
+    (void)snprintf(entry->self.host, sizeof entry->self.host, "%s", host);
+    (void)snprintf(entry->self.id, sizeof entry->self.id, "id%d", slot);
     (void)snprintf(entry->job, sizeof entry->job, "%s", opts.job);
-    (void)snprintf(entry->role, sizeof entry->role, "trainer");
-    (void)snprintf(entry->addr, sizeof entry->addr, "10.0.0.%d", slot);
+    (void)snprintf(entry->self.role, sizeof entry->self.role, "trainer");
+    (void)snprintf(entry->self.addr, sizeof entry->self.addr, "10.0.0.%d", slot);
     there[slot] = true;
     return entry;
 }

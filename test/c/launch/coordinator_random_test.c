@@ -43,7 +43,7 @@ static void any_event(int round)
         } else if (any(3) == 0) {
             char host[2] = {(char)('a' + any(4)), '\0'};
             tddp_launch_entry *entry = describe(slot, host);
-            entry->node_rank = any(4) ? -1 : any(5);
+            entry->self.node_rank = any(4) ? -1 : any(5);
             entry->rank = any(8) ? -1 : any(5);
             entry->round = any(4) ? -1 : round;
             entry->ready = entry->round;
@@ -159,12 +159,13 @@ MULTI_TEST(hundreds_of_courses, 1, 60)
 TEST(memory_that_is_short)
 {
     for (long nth = 1; nth < 60; nth++) {
-        tddp_launch_coordinator_opts short_opts = {
-            .min_nodes = 1, .max_nodes = 2, .elastic = true, .job = "x"};
+        const tddp_launch_options two = {
+            .min_nodes = 1, .max_nodes = 2, .backend = TDDP_LAUNCH_C10D};
+        const tddp_launch_times long_times = {.reconnect_ms = 10000, .join_ms = 10000};
+        const tddp_launch_coordinator_opts short_opts = {
+            .options = &two, .times = &long_times, .run_id = "x", .where = "x", .job = "x"};
         tddp_launch_coordinator *made;
         tddp_launch_entry shown[SLOTS];
-        short_opts.return_ns = short_opts.join_timeout_ns = 10 * SECOND;
-        short_opts.run_id = short_opts.where = "x";
         for (int slot = 1; slot <= SLOTS; slot++) {
             shown[slot - 1] = *describe(slot, "a");
             shown[slot - 1].ready = 0;

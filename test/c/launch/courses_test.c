@@ -93,7 +93,7 @@ static void be_node(int index, bool hosts, int most_ms)
             CHECK(works);
             works = false;
             pause_ms(any(20));
-            tddp_launch_rendezvous_again(self);
+            tddp_launch_rendezvous_request(self, TDDP_LAUNCH_REQUEST_AGAIN, "");
         } else if (news != TDDP_LAUNCH_NOTIFICATION_STATUS) {
             CHECK_UNTIL(tddp_launch_rendezvous_over(self)); /* the others have read it too */
             tddp_launch_rendezvous_end(self);
@@ -101,13 +101,13 @@ static void be_node(int index, bool hosts, int most_ms)
         }
         if (works && !told && tddp_now_ns() >= fails_at) {
             told = true;
-            tddp_launch_rendezvous_report(self, TDDP_LAUNCH_NODE_FAILED, "a worker failed");
+            tddp_launch_rendezvous_request(self, TDDP_LAUNCH_REQUEST_FAILED, "a worker failed");
         } else if (works && !told && atomic_load(&common->finish)) {
             told = true;
-            tddp_launch_rendezvous_report(self, TDDP_LAUNCH_NODE_DONE, "");
+            tddp_launch_rendezvous_request(self, TDDP_LAUNCH_REQUEST_DONE, "");
         }
         if (tddp_now_ns() >= leaves_at) {
-            tddp_launch_rendezvous_report(self, TDDP_LAUNCH_NODE_LEAVE, "told to end");
+            tddp_launch_rendezvous_request(self, TDDP_LAUNCH_REQUEST_LEAVE, "told to end");
             CHECK_UNTIL(tddp_launch_rendezvous_over(self));
             tddp_launch_rendezvous_end(self);
             _exit(LEFT);

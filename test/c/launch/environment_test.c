@@ -4,7 +4,7 @@
 
 #include "base/base.h"
 #include "check.h"
-#include "launch/workers/environment.h"
+#include "launch/workers/worker.h"
 #include "machine.h"
 
 static tddp_launch_options options = {
@@ -92,7 +92,7 @@ TEST(threads_are_a_workers_share)
     char *root = machine_make();
     machine_file(root, "0::/\n", "proc/self/cgroup");
     tddp_launch_cpus sets[] = {{{0xff}}, {{0x1f00}}, {{1}}, {{2}}};
-    job.binding.sets = sets;
+    job.cpus = sets;
     tddp_cgroup_root(root);
     check_threads(&job, "5", "2", "5");
     machine_file(root, "800000 100000\n", "sys/fs/cgroup/cpu.max"); /* two cores for each of 4 */
@@ -161,7 +161,7 @@ TEST(a_job_is_prepared)
     tddp_launch_job job;
     CHECK_OK(tddp_launch_job_prepare(&options, &none, 1, &job));
     CHECK_INT(job.threads, tddp_launch_cores());
-    CHECK(job.binding.sets == NULL);
+    CHECK(job.cpus == NULL);
     CHECK_OK(tddp_launch_job_prepare(&options, &none, 4000, &job));
     CHECK_INT(job.threads, 1);
 }

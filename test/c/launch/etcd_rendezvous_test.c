@@ -118,7 +118,7 @@ static int64_t term(void)
 static void finish(int count)
 {
     for (int i = 0; i < count; i++) {
-        tddp_launch_rendezvous_report(nodes[i], TDDP_LAUNCH_NODE_DONE, "");
+        tddp_launch_rendezvous_request(nodes[i], TDDP_LAUNCH_REQUEST_DONE, "");
     }
     for (int i = 0; i < count; i++) {
         CHECK_INT(next_notification(i), TDDP_LAUNCH_NOTIFICATION_DONE);
@@ -173,7 +173,7 @@ static void lead(int told)
             CHECK_INT(write(told, "x", 1), 1);
         } else if (notification == TDDP_LAUNCH_NOTIFICATION_CHANGED) {
             CHECK_INT(write(told, "c", 1), 1);
-            tddp_launch_rendezvous_again(nodes[0]);
+            tddp_launch_rendezvous_request(nodes[0], TDDP_LAUNCH_REQUEST_AGAIN, "");
         } else {
             CHECK_INT(notification, TDDP_LAUNCH_NOTIFICATION_DONE);
             end_node(0);
@@ -212,7 +212,7 @@ TEST(a_leader_that_was_stopped_beyond_its_lease_decides_nothing)
     CHECK_CONTAINS(text, "node 0 is lost: its torchrun is gone, or has been silent for 3 s");
     int64_t second = term();
     CHECK(second > first);
-    tddp_launch_rendezvous_again(nodes[0]);
+    tddp_launch_rendezvous_request(nodes[0], TDDP_LAUNCH_REQUEST_AGAIN, "");
     CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(worlds[0].round, 2);
     CHECK_INT(worlds[0].restart, 0);
@@ -222,11 +222,11 @@ TEST(a_leader_that_was_stopped_beyond_its_lease_decides_nothing)
     CHECK_INT(read(told[0], &byte, 1), 1); /* it knows now */
     CHECK_INT(byte, 'c');
     CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_CHANGED); /* and comes again */
-    tddp_launch_rendezvous_again(nodes[0]);
+    tddp_launch_rendezvous_request(nodes[0], TDDP_LAUNCH_REQUEST_AGAIN, "");
     CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(worlds[0].nodes, 2);
     CHECK_INT(term(), second);
-    tddp_launch_rendezvous_report(nodes[0], TDDP_LAUNCH_NODE_LEAVE, "told");
+    tddp_launch_rendezvous_request(nodes[0], TDDP_LAUNCH_REQUEST_LEAVE, "told");
     await_over(0);
     CHECK_INT(kill(leader, SIGKILL), 0);
     CHECK_INT(waitpid(leader, &status, 0), leader);
@@ -246,7 +246,7 @@ TEST(a_server_that_stands_still_for_less_than_the_heartbeat_timeout_costs_nothin
     }
     stop_etcd(&server);
     for (int i = 0; i < 2; i++) {
-        tddp_launch_rendezvous_report(nodes[i], TDDP_LAUNCH_NODE_DONE, "");
+        tddp_launch_rendezvous_request(nodes[i], TDDP_LAUNCH_REQUEST_DONE, "");
     }
     CHECK_INT(kill(server.pid, SIGCONT), 0);
     for (int i = 0; i < 2; i++) {
@@ -268,7 +268,7 @@ TEST(a_server_that_is_started_again_costs_nothing)
     }
     kill_etcd(&server);
     for (int i = 0; i < 2; i++) {
-        tddp_launch_rendezvous_report(nodes[i], TDDP_LAUNCH_NODE_DONE, "");
+        tddp_launch_rendezvous_request(nodes[i], TDDP_LAUNCH_REQUEST_DONE, "");
     }
     start_etcd(&server);
     for (int i = 0; i < 2; i++) {
@@ -301,16 +301,16 @@ TEST(the_leaders_node_leaves)
     CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
     start_node(1);
     CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_CHANGED);
-    tddp_launch_rendezvous_again(nodes[0]);
+    tddp_launch_rendezvous_request(nodes[0], TDDP_LAUNCH_REQUEST_AGAIN, "");
     for (int i = 0; i < 2; i++) {
         CHECK_INT(next_notification(i), TDDP_LAUNCH_NOTIFICATION_JOINED);
     }
     int64_t first = term();
-    tddp_launch_rendezvous_report(nodes[0], TDDP_LAUNCH_NODE_LEAVE, "node 0 was told to end");
+    tddp_launch_rendezvous_request(nodes[0], TDDP_LAUNCH_REQUEST_LEAVE, "node 0 was told to end");
     CHECK_INT(next_notification(1), TDDP_LAUNCH_NOTIFICATION_CHANGED);
     CHECK_TEXT(text, "node 0 was told to end");
     await_over(0);
-    tddp_launch_rendezvous_again(nodes[1]);
+    tddp_launch_rendezvous_request(nodes[1], TDDP_LAUNCH_REQUEST_AGAIN, "");
     CHECK_INT(next_notification(1), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(worlds[1].nodes, 1);
     CHECK_INT(worlds[1].round, 2);

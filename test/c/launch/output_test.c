@@ -139,7 +139,6 @@ static tddp_status write_output(tddp_launch_output *output, int local_rank, cons
         writers[local_rank] = ends[1];
         int fds[] = {ends[0], -1};
         status = tddp_launch_output_watch(output, &loop, local_rank, fds);
-        CHECK_INT(fds[0], -1);
     }
     CHECK_INT(write(writers[local_rank], text, strlen(text)), (long long)strlen(text));
     if (status == TDDP_OK && text[0] != '\0') {

@@ -103,9 +103,9 @@ static void host_rendezvous(void)
         tddp_launch_notification notification = next_of(hosting);
         if (notification == TDDP_LAUNCH_NOTIFICATION_FAILED ||
             notification == TDDP_LAUNCH_NOTIFICATION_CHANGED) {
-            tddp_launch_rendezvous_again(hosting);
+            tddp_launch_rendezvous_request(hosting, TDDP_LAUNCH_REQUEST_AGAIN, "");
         } else if (notification == TDDP_LAUNCH_NOTIFICATION_JOINED) {
-            tddp_launch_rendezvous_report(hosting, TDDP_LAUNCH_NODE_DONE, "");
+            tddp_launch_rendezvous_request(hosting, TDDP_LAUNCH_REQUEST_DONE, "");
         } else if (notification != TDDP_LAUNCH_NOTIFICATION_STATUS) {
             CHECK_UNTIL(tddp_launch_rendezvous_over(hosting)); /* the others have read it too */
             tddp_launch_rendezvous_end(hosting);
@@ -114,16 +114,11 @@ static void host_rendezvous(void)
     }
 }
 
-/* `wait_fd` >= 0: once something can be read there. */
-static pid_t fork_host(int wait_fd)
+static pid_t fork_host(void)
 {
     pid_t made = fork();
     CHECK(made >= 0);
     if (made == 0) {
-        char byte;
-        if (wait_fd >= 0) {
-            CHECK_INT(read(wait_fd, &byte, 1), 1);
-        }
         host_rendezvous();
     }
     return made;
@@ -139,7 +134,7 @@ static void signal_host(int number)
 /* Host and node, in a round. */
 static void start_round(void)
 {
-    host = fork_host(-1);
+    host = fork_host();
     CHECK_OK(tddp_launch_rendezvous_start(&options, &times, "job", 1, &node));
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(world.restart, 0);
@@ -170,7 +165,7 @@ TEST(a_host_that_stands_still)
         times.silence_ms = is_static ? 0 : 500;
         start_round();
         signal_host(SIGSTOP);
-        tddp_launch_rendezvous_report(node, TDDP_LAUNCH_NODE_DONE, "");
+        tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_DONE, "");
         CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
         CHECK_CONTAINS(text, "does not answer: ");
         signal_host(SIGCONT);
@@ -192,10 +187,10 @@ TEST(a_host_of_an_elastic_job_that_stands_still)
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_CHANGED);
     CHECK_CONTAINS(text, "the other nodes go on without this one");
     signal_host(SIGCONT);
-    tddp_launch_rendezvous_again(node);
+    tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_AGAIN, "");
     CHECK_INT(after_status(), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(world.restart, 0);
-    tddp_launch_rendezvous_report(node, TDDP_LAUNCH_NODE_DONE, "");
+    tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_DONE, "");
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_DONE);
     tear_down();
 }
@@ -207,13 +202,13 @@ TEST(a_failure_while_the_host_stands_still)
         set_up(2, restarts, 60);
         start_round();
         signal_host(SIGSTOP);
-        tddp_launch_rendezvous_report(node, TDDP_LAUNCH_NODE_FAILED, "rank 1: exit code 3");
+        tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_FAILED, "rank 1: exit code 3");
         CHECK_INT(after_status(),
                   restarts ? TDDP_LAUNCH_NOTIFICATION_FAILED : TDDP_LAUNCH_NOTIFICATION_ENDED);
         CHECK_TEXT(text, "rank 1: exit code 3");
         if (restarts) {
             signal_host(SIGCONT);
-            tddp_launch_rendezvous_again(node);
+            tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_AGAIN, "");
             CHECK_INT(after_status(), TDDP_LAUNCH_NOTIFICATION_JOINED);
             CHECK_INT(world.restart, 1);
         }
@@ -229,7 +224,6 @@ TEST(a_host_that_has_ended_is_lost_at_once)
     for (int reset = 0; reset < 2; reset++) {
         set_up(2, 1, 60);
         times.read_ms = 60 * 1000;
-        times.return_ms = 100;
         start_round();
         atomic_store(&resets, reset);
         end_host(SIGKILL);
@@ -241,31 +235,6 @@ TEST(a_host_that_has_ended_is_lost_at_once)
         CHECK_INT(atomic_load(&resets), 0);
         tddp_launch_rendezvous_end(node);
     }
-}
-
-/* Another host in its place goes on with the job, which has lost a node. */
-TEST(a_host_that_is_back_goes_on)
-{
-    int go[2];
-    set_up(2, 1, 60);
-    times.return_ms = 20 * 1000;
-    CHECK_INT(pipe(go), 0);
-    pid_t second = fork_host(go[0]); /* before there is a thread, for ThreadSanitizer */
-    start_round();
-    CHECK_INT(world.round, 0);
-    int64_t generation = world.generation;
-    end_host(SIGKILL);
-    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_CHANGED);
-    tddp_launch_rendezvous_again(node);
-    host = second;
-    CHECK_INT(write(go[1], "x", 1), 1);
-    CHECK_INT(after_status(), TDDP_LAUNCH_NOTIFICATION_JOINED);
-    CHECK_INT(world.round, 1);
-    CHECK_INT(world.restart, 1);
-    CHECK(world.generation > generation);
-    tddp_launch_rendezvous_report(node, TDDP_LAUNCH_NODE_DONE, "");
-    CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_DONE);
-    tear_down();
 }
 
 TEST(times_are_made_of_the_settings)

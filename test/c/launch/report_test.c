@@ -105,7 +105,6 @@ TEST(failures_come_in_the_order_of_their_times)
         CHECK_INT(one->pid, expected[i]);
     }
     CHECK(tddp_launch_failure(workers, 5, one) == NULL);
-    CHECK_INT(tddp_launch_ended_by_us(workers, 5), 1);
     CHECK_INT(tddp_launch_exit_code(&workers[2]), -9);
 }
 
@@ -143,31 +142,31 @@ TEST(error_files_of_any_kind)
 {
     char folder[] = "/tmp/report-test-XXXXXX";
     char path[64];
-    tddp_launch_error error;
+    tddp_launch_error error = {.missing = "none"};
     CHECK(mkdtemp(folder) != NULL);
     (void)snprintf(path, sizeof path, "%s/error.json", folder);
-    tddp_launch_error_read(path, "none", &error);
+    tddp_launch_error_read(path, &error);
     CHECK_TEXT(error.missing, "none");
     CHECK_INT(mkfifo(path, 0600), 0);
-    tddp_launch_error_read(path, "none", &error);
+    tddp_launch_error_read(path, &error);
     CHECK_CONTAINS(error.missing, "not read: it is no ordinary file");
     CHECK_INT(unlink(path), 0);
     CHECK_INT(symlink("/dev/zero", path), 0);
-    tddp_launch_error_read(path, "none", &error);
+    tddp_launch_error_read(path, &error);
     CHECK_CONTAINS(error.missing, "not read: it is no ordinary file");
     CHECK_INT(unlink(path), 0);
     CHECK_INT(mkdir(path, 0700), 0);
-    tddp_launch_error_read(path, "none", &error);
+    tddp_launch_error_read(path, &error);
     CHECK_CONTAINS(error.missing, "not read: it is no ordinary file");
     CHECK_INT(rmdir(path), 0);
     CHECK_OK(tddp_launch_write_file(path, "garbage \x01\xff", 10));
-    tddp_launch_error_read(path, "none", &error);
+    tddp_launch_error_read(path, &error);
     CHECK_CONTAINS(error.missing, "not understood");
     tddp_launch_error_free(&error);
     int fd = open(path, O_WRONLY);
     CHECK_INT(ftruncate(fd, (off_t)1 << 40), 0);
     close(fd);
-    tddp_launch_error_read(path, "none", &error);
+    tddp_launch_error_read(path, &error);
     CHECK_CONTAINS(error.missing, "not read: it is no ordinary file");
     CHECK_INT(unlink(path), 0);
     CHECK_INT(rmdir(folder), 0);

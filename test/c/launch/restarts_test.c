@@ -130,10 +130,11 @@ MULTI_TEST(a_thousand_restarts, 1, 120)
             CHECK_UNTIL(count_files() <= files);
             CHECK(resident_kb() - memory_kb < MOST_GROWN_KB);
         }
-        tddp_launch_rendezvous_report(nodes[restart % NODES], TDDP_LAUNCH_NODE_FAILED, "it failed");
+        tddp_launch_rendezvous_request(nodes[restart % NODES], TDDP_LAUNCH_REQUEST_FAILED,
+                                       "it failed");
         for (int i = 0; i < NODES && restart < RESTARTS; i++) {
             CHECK_INT(next_of(i), TDDP_LAUNCH_NOTIFICATION_FAILED);
-            tddp_launch_rendezvous_again(nodes[i]);
+            tddp_launch_rendezvous_request(nodes[i], TDDP_LAUNCH_REQUEST_AGAIN, "");
         }
     }
     for (int i = 0; i < NODES; i++) {

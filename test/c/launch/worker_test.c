@@ -24,7 +24,7 @@ static tddp_launch_start start_of(char **argv, char **envp)
         .envp = envp,
         .signals = &signals,
         .files = &files,
-        .stdin_fd = STDIN_FILENO,
+        .has_input = true,
         .output_fds = {-1, -1},
     };
 }
@@ -54,7 +54,8 @@ TEST(a_program_that_does_not_start_is_given_up)
 {
     char *argv[] = {path, NULL};
     char *envp[] = {NULL};
-    tddp_launch_worker worker = {.fds = {-1, -1}};
+    tddp_launch_worker worker = {0};
+    int pipes[TDDP_LAUNCH_STREAMS];
     write_program("#!/bin/sh\nexit 0\n");
     tddp_launch_start start = start_of(argv, envp);
     start.limit_ms = 50;
@@ -65,7 +66,7 @@ TEST(a_program_that_does_not_start_is_given_up)
         unlink(path);
         check_skip("this file system has no leases");
     }
-    CHECK_STATUS(tddp_launch_worker_start(&worker, &start), TDDP_TIMEOUT);
+    CHECK_STATUS(tddp_launch_worker_start(&worker, &start, pipes), TDDP_TIMEOUT);
     CHECK_CONTAINS(tddp_error_message(), path);
     CHECK_CONTAINS(tddp_error_message(), "it did not start within 0.05 s");
     CHECK(!worker.alive);
@@ -78,11 +79,12 @@ TEST(what_is_no_program_is_named)
 {
     char *argv[] = {path, NULL};
     char *envp[] = {NULL};
-    tddp_launch_worker worker = {.fds = {-1, -1}};
+    tddp_launch_worker worker = {0};
+    int pipes[TDDP_LAUNCH_STREAMS];
     write_program("\x7f"
                   "ELF no");
     tddp_launch_start start = start_of(argv, envp);
-    CHECK_STATUS(tddp_launch_worker_start(&worker, &start), TDDP_SYSTEM);
+    CHECK_STATUS(tddp_launch_worker_start(&worker, &start, pipes), TDDP_SYSTEM);
     CHECK_CONTAINS(tddp_error_message(), "not a program");
     check_reaped(127 << 8);
     unlink(path);
