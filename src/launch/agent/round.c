@@ -40,7 +40,7 @@ static tddp_status start_worker(tddp_launch_agent *agent, int local_rank)
     };
     tddp_status status = start.argv && start.envp ? tddp_launch_worker_start(worker, &start, pipes)
                                                   : TDDP_OUT_OF_MEMORY;
-    tddp_launch_list_free(start.argv);
+    free(start.argv);
     free(start.envp);
     if (status != TDDP_OK) {
         return status;

@@ -21,15 +21,15 @@ enum {
     TDDP_LAUNCH_FILTERS_BYTES = 1024,
 };
 
-/* How many workers a node runs: a number, or counted on this machine. In the order of
- * --nproc-per-node's choices, as those below are in that of theirs. */
-typedef enum tddp_launch_processes {
-    TDDP_LAUNCH_PROCESSES_NUMBER,
-    TDDP_LAUNCH_PROCESSES_AUTO,
-    TDDP_LAUNCH_PROCESSES_CPU,
-    TDDP_LAUNCH_PROCESSES_GPU,
-} tddp_launch_processes;
+/* How many workers a node runs, where that is not a number: counted on this machine. By the places
+ * of --nproc-per-node's choices, the number being the first. */
+enum {
+    TDDP_LAUNCH_PROCESSES_AUTO = -1,
+    TDDP_LAUNCH_PROCESSES_CPU = -2,
+    TDDP_LAUNCH_PROCESSES_GPU = -3,
+};
 
+/* In the order of their flags' choices. */
 typedef enum tddp_launch_rendezvous_kind {
     TDDP_LAUNCH_STATIC,
     TDDP_LAUNCH_C10D,
@@ -51,12 +51,6 @@ typedef struct tddp_launch_endpoint {
     char host[TDDP_LAUNCH_HOST_BYTES];
     int port;
 } tddp_launch_endpoint;
-
-/* --nproc-per-node: `number` counts only with TDDP_LAUNCH_PROCESSES_NUMBER. */
-typedef struct tddp_launch_process_count {
-    tddp_launch_processes kind;
-    int number;
-} tddp_launch_process_count;
 
 /* --rdzv-conf's keys for etcd. Texts are empty where they were not given. */
 typedef struct tddp_launch_etcd_conf {
@@ -119,11 +113,11 @@ typedef struct tddp_launch_options {
     int node_rank; /* -1: not given */
     int master_port;
     int max_restarts;
+    int processes;        /* a number, or one of those above; 0: not given */
     int print_completion; /* a shell's place among its choices; -1: not given */
     int ignored;          /* what is checked and has no effect */
     double ignored_seconds;
     double shutdown_timeout;
-    tddp_launch_process_count processes;
     tddp_launch_rendezvous_kind backend;
     tddp_launch_binding_kind numa_binding;
     tddp_launch_endpoint health; /* port -1: not given; host "": loopback */

@@ -176,40 +176,27 @@ void tddp_launch_program_free(tddp_launch_program *program)
     *program = (tddp_launch_program){0};
 }
 
-void tddp_launch_list_free(char **list)
-{
-    for (size_t i = 0; list && list[i]; i++) {
-        free(list[i]);
-    }
-    free(list);
-}
-
-char *tddp_launch_substitute(const char *text, int local_rank)
-{
-    char *made = tddp_copy_string(text);
-    for (char *found = made; found && (found = strstr(found, macro));) {
-        size_t at = (size_t)(found - made);
-        char *longer = tddp_format("%.*s%d%s", (int)at, made, local_rank, found + sizeof macro - 1);
-        free(made);
-        made = longer;
-        found = longer ? longer + at : NULL;
-    }
-    return made;
-}
-
 char **tddp_launch_program_argv(const tddp_launch_program *program, int local_rank)
 {
+    tddp_bytes text = {0};
+    char number[16];
     size_t count = 0;
-    while (program->arguments[count]) {
-        count++;
-    }
-    char **list = tddp_alloc_array(count + 1, sizeof *list);
-    for (size_t i = 0; list && i < count; i++) {
-        list[i] = tddp_launch_substitute(program->arguments[i], local_rank);
-        if (!list[i]) {
-            tddp_launch_list_free(list);
-            return NULL;
+    bool failed = false;
+    (void)snprintf(number, sizeof number, "%d", local_rank);
+    for (; program->arguments[count] && !failed; count++) {
+        const char *at = program->arguments[count];
+        for (const char *found; (found = strstr(at, macro)); at = found + sizeof macro - 1) {
+            failed |= tddp_bytes_append(&text, at, (size_t)(found - at)) != TDDP_OK ||
+                      tddp_bytes_append(&text, number, strlen(number)) != TDDP_OK;
         }
+        failed |= tddp_bytes_append(&text, at, strlen(at) + 1) != TDDP_OK;
     }
-    return list;
+    char **list = failed ? NULL : tddp_alloc((count + 1) * sizeof *list + text.size);
+    char *next = list ? memcpy(list + count + 1, text.data, text.size) : NULL;
+    for (size_t i = 0; list && i < count; i++) {
+        list[i] = next;
+        next += strlen(next) + 1;
+    }
+    tddp_bytes_free(&text);
+    return list; /* tddp_alloc() has put a NULL at its end */
 }

@@ -23,15 +23,9 @@ TDDP_NODISCARD tddp_status tddp_launch_program_prepare(const tddp_launch_options
                                                        tddp_launch_program *out);
 void tddp_launch_program_free(tddp_launch_program *program);
 
-/* argv for one worker, ${local_rank} replaced. Caller: tddp_launch_list_free(). NULL if memory is
- * short. */
+/* argv for one worker, each ${local_rank} replaced, in one piece of memory with its texts: free().
+ * NULL if memory is short. */
 char **tddp_launch_program_argv(const tddp_launch_program *program, int local_rank);
-
-/* `text` with each "${local_rank}" replaced. free(). NULL if memory is short. */
-char *tddp_launch_substitute(const char *text, int local_rank);
-
-/* Frees strings up to the NULL, and the list. NULL is fine. */
-void tddp_launch_list_free(char **list);
 
 /* --- program_linux.c ------------------------------------------------------------------------- */
 

@@ -153,8 +153,8 @@ tddp_status tddp_launch_options_resolve(tddp_launch_options *options)
                          "--standalone is for one node, but --nnodes=%d; leave one of them out",
                          options->max_nodes);
     }
-    if (options->processes.kind == TDDP_LAUNCH_PROCESSES_NUMBER && options->processes.number == 0) {
-        options->processes.number = options->check && options->max_nodes == 1 ? CHECKED_WORKERS : 1;
+    if (options->processes == 0) {
+        options->processes = options->check && options->max_nodes == 1 ? CHECKED_WORKERS : 1;
     }
     if (options->standalone) {
         options->endpoint_count = 0;

@@ -83,11 +83,9 @@ bool tddp_launch_read_seconds(const tddp_launch_flag *flag, const char *value, v
 
 bool tddp_launch_read_processes(const tddp_launch_flag *flag, const char *value, void *field)
 {
-    tddp_launch_process_count *out = field;
     int kind = find_word(flag->value, value);
-    /* The first of the words stands for the number. */
-    out->kind = kind > 0 ? (tddp_launch_processes)kind : TDDP_LAUNCH_PROCESSES_NUMBER;
-    return kind > 0 || tddp_launch_read_number(flag, value, &out->number);
+    *(int *)field = -kind;
+    return kind > 0 || tddp_launch_read_number(flag, value, field);
 }
 
 /* N or MIN:MAX, into two ints. */

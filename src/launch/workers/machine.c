@@ -30,23 +30,21 @@ static int count(const tddp_launch_options *options, const tddp_launch_devices *
 {
     /* Of MIG's instances a process sees one, but each worker can be given its own. */
     int gpus = devices->count > 0 && options->virtual_local_rank ? devices->named : devices->count;
-    switch (options->processes.kind) {
-    case TDDP_LAUNCH_PROCESSES_NUMBER:
-        return options->processes.number;
+    switch (options->processes) {
     case TDDP_LAUNCH_PROCESSES_CPU:
         return tddp_launch_cores();
     case TDDP_LAUNCH_PROCESSES_AUTO:
         return gpus > 0 ? gpus : tddp_launch_cores();
     case TDDP_LAUNCH_PROCESSES_GPU:
-        break;
+        return gpus;
     }
-    return gpus;
+    return options->processes;
 }
 
 static bool depends_on_gpus(const tddp_launch_options *options)
 {
-    return options->processes.kind == TDDP_LAUNCH_PROCESSES_GPU ||
-           options->processes.kind == TDDP_LAUNCH_PROCESSES_AUTO || options->virtual_local_rank ||
+    return options->processes == TDDP_LAUNCH_PROCESSES_GPU ||
+           options->processes == TDDP_LAUNCH_PROCESSES_AUTO || options->virtual_local_rank ||
            options->numa_binding != TDDP_LAUNCH_BINDING_NONE;
 }
 

@@ -13,7 +13,7 @@ TEST(a_script_and_its_arguments)
     CHECK_TEXT(got.script, "train.rb");
     CHECK_INT(got.argument_count, 2);
     CHECK_TEXT(got.arguments[0], "--nproc-per-node=9");
-    CHECK_INT(got.processes.number, 1);
+    CHECK_INT(got.processes, 1);
     CHECK_INT(got.max_nodes, 1);
     CHECK_TEXT(got.role, "default");
     CHECK_DOUBLE(got.shutdown_timeout, 30, 0);
@@ -25,7 +25,7 @@ TEST(both_spellings_and_both_forms)
                            "--nproc-per_node 3 -- a.rb"};
     for (int i = 0; i < 3; i++) {
         CHECK_OK(parse(lines[i]));
-        CHECK_INT(got.processes.number, 3);
+        CHECK_INT(got.processes, 3);
         CHECK_TEXT(got.script, "a.rb");
         CHECK_INT(got.argument_count, 0);
     }
@@ -34,9 +34,9 @@ TEST(both_spellings_and_both_forms)
 TEST(processes_are_a_number_or_counted)
 {
     CHECK_OK(parse("--nproc-per-node=auto a"));
-    CHECK_INT(got.processes.kind, TDDP_LAUNCH_PROCESSES_AUTO);
+    CHECK_INT(got.processes, TDDP_LAUNCH_PROCESSES_AUTO);
     CHECK_OK(parse("--nproc-per-node=gpu a"));
-    CHECK_INT(got.processes.kind, TDDP_LAUNCH_PROCESSES_GPU);
+    CHECK_INT(got.processes, TDDP_LAUNCH_PROCESSES_GPU);
     refused("--nproc-per-node=0 a",
             "--nproc-per-node=0: expected N|auto|cpu|gpu, from 1 to 4096; see torchrun "
             "--help");
@@ -196,18 +196,18 @@ TEST(seconds)
 TEST(flags_may_be_abbreviated)
 {
     CHECK_OK(parse("--nproc 3 --max_r=2 --stand a.rb"));
-    CHECK_INT(got.processes.number, 3);
+    CHECK_INT(got.processes, 3);
     CHECK_INT(got.max_restarts, 2);
     CHECK(got.standalone);
     CHECK_OK(parse("--nproc_per=4 --nnode 1 --no-p a"));
-    CHECK_INT(got.processes.number, 4);
+    CHECK_INT(got.processes, 4);
     CHECK(got.no_ruby);
     refused("--no a", "--no may be one of --no-ruby, --node-rank; expected one of them");
     refused("--rdzv a", "--rdzv may be one of --rdzv-backend, --rdzv-endpoint, --rdzv-id, ");
     refused("--=2 a", "unknown flag --; flags of the script");
     refused("--nproc=0 a", "--nproc=0: expected N|auto");
     CHECK_OK(parse("a --nproc 3"));
-    CHECK_INT(got.processes.number, 1);
+    CHECK_INT(got.processes, 1);
 }
 
 TEST(the_health_check_listens_on_loopback_or_where_it_is_told)
@@ -278,11 +278,11 @@ TEST(modules)
 TEST(a_check_needs_no_script)
 {
     CHECK_OK(parse("--check"));
-    CHECK_INT(got.processes.number, 2);
+    CHECK_INT(got.processes, 2);
     CHECK_OK(parse("--check --nproc-per-node=3"));
-    CHECK_INT(got.processes.number, 3);
+    CHECK_INT(got.processes, 3);
     CHECK_OK(parse("--check --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h"));
-    CHECK_INT(got.processes.number, 1);
+    CHECK_INT(got.processes, 1);
     refused("--check a.rb", "--check runs a program of its own; leave out a.rb");
     refused("--check -e 1", "--check cannot go with -e");
     refused("--check --no-ruby", "--check cannot go with --no-ruby");
@@ -292,9 +292,9 @@ TEST(defaults_from_the_environment)
 {
     variable = "PET_NPROC_PER_NODE=5";
     CHECK_OK(parse("a"));
-    CHECK_INT(got.processes.number, 5);
+    CHECK_INT(got.processes, 5);
     CHECK_OK(parse("--nproc-per-node=2 a"));
-    CHECK_INT(got.processes.number, 2);
+    CHECK_INT(got.processes, 2);
     variable = "PET_NPROC_PER_NODE=many";
     refused("a", "PET_NPROC_PER_NODE=many: expected N|auto");
     variable = "PET_NO_PYTHON=1";

@@ -55,12 +55,26 @@ TEST(a_broken_error_file_gives_what_there_is)
 
 TEST(macros_in_arguments)
 {
-    char *text = tddp_launch_substitute("a${local_rank}b${local_rank}", 12);
-    CHECK_TEXT(text, "a12b12");
-    free(text);
-    text = tddp_launch_substitute("${local_ran} $local_rank ${", 1);
-    CHECK_TEXT(text, "${local_ran} $local_rank ${");
-    free(text);
+    const char *arguments[] = {"a${local_rank}b${local_rank}", "", "${local_ran} $local_rank ${",
+                               "${local_rank}", NULL};
+    const tddp_launch_program program = {.arguments = arguments};
+    char **list = tddp_launch_program_argv(&program, 12);
+    CHECK(list != NULL);
+    CHECK_TEXT(list[0], "a12b12");
+    CHECK_TEXT(list[1], "");
+    CHECK_TEXT(list[2], "${local_ran} $local_rank ${");
+    CHECK_TEXT(list[3], "12");
+    CHECK(list[4] == NULL);
+    free(list);
+    bool whole = false;
+    for (long nth = 1; nth < 20 && !whole; nth++) {
+        tddp_fail_allocation(nth);
+        list = tddp_launch_program_argv(&program, 0);
+        whole = !tddp_fail_allocation(0);
+        CHECK(whole == (list != NULL));
+        free(list);
+    }
+    CHECK(whole);
 }
 
 TEST(the_root_cause_is_the_first_that_failed_by_itself)
