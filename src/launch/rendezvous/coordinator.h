@@ -21,7 +21,7 @@
  *   7. A newcomer that conflicts with a node (the same --node-rank, or no free place) waits until
  *      that node has answered a probe, and is then refused or becomes a spare; or until that node
  *      is lost.
- *   8. Ranks: --node-rank, else the last rank, else that of a node of the same host that has left,
+ *   8. Ranks: --node-rank, else the last rank, else that of a node of the same host that has gone,
  *      else the lowest free one, in the order of joining; the hosting node first.
  *   9. A coordinator that takes over goes on with the document: its nodes have takeover_ms to show
  *      themselves. If none of them does, that job is dead, and another one begins.

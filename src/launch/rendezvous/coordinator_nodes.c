@@ -62,41 +62,6 @@ static void add_note(tddp_launch_coordinator *coordinator, const char *id, bool 
     coordinator->changed = true;
 }
 
-static void leave_trace(tddp_launch_coordinator *coordinator, const tddp_launch_participant *node)
-{
-    tddp_launch_state *doc = &coordinator->doc;
-    void *traces = doc->traces;
-    if (node->rank < 0) {
-        return;
-    }
-    if (doc->trace_count == TDDP_LAUNCH_MOST_TRACES) {
-        remove_at(doc->traces, &doc->trace_count, sizeof *doc->traces, 0);
-    } else if (tddp_launch_grow(&traces, doc->trace_count, sizeof *doc->traces) != TDDP_OK) {
-        coordinator->status = TDDP_OUT_OF_MEMORY;
-        return;
-    }
-    doc->traces = traces;
-    tddp_launch_trace *trace = &doc->traces[doc->trace_count++];
-    trace->rank = node->rank;
-    memcpy(trace->host, node->entry.self.host, sizeof trace->host);
-    coordinator->changed = true;
-}
-
-/* The rank of the last node that went from this host, and forgets it; or -1. */
-static int take_trace(tddp_launch_coordinator *coordinator, const char *host)
-{
-    tddp_launch_state *doc = &coordinator->doc;
-    for (int i = doc->trace_count - 1; i >= 0; i--) {
-        if (strcmp(doc->traces[i].host, host) == 0) {
-            int rank = doc->traces[i].rank;
-            remove_at(doc->traces, &doc->trace_count, sizeof *doc->traces, i);
-            coordinator->changed = true;
-            return rank;
-        }
-    }
-    return -1;
-}
-
 /* --- nodes that go --------------------------------------------------------------------------- */
 
 /* A node has left, or is lost: what the round makes of that. */
@@ -108,9 +73,6 @@ static void do_without(tddp_launch_coordinator *coordinator, tddp_launch_partici
     bool no_other_comes = left && (fixed || coordinator->doc.round >= 0);
     bool member = node->status == TDDP_LAUNCH_MEMBER;
     bool was_in = node->in;
-    if (node->status != TDDP_LAUNCH_OUT) {
-        leave_trace(coordinator, node);
-    }
     node->status = TDDP_LAUNCH_OUT;
     node->in = node->ready = false;
     drop_note(coordinator, node->entry.self.id);
@@ -236,6 +198,23 @@ static bool all_live_since(const tddp_launch_coordinator *coordinator,
     return true;
 }
 
+/* The rank that a node of this host had in the last round, if that node has gone; or -1. */
+static int free_rank_of_host(const tddp_launch_coordinator *coordinator, const char *host)
+{
+    const tddp_launch_state *doc = &coordinator->doc;
+    for (int rank = 0; rank < doc->count; rank++) {
+        bool taken = strcmp(doc->members[rank].host, host) != 0;
+        for (int i = 0; i < coordinator->count && !taken; i++) {
+            const tddp_launch_participant *node = &coordinator->nodes[i];
+            taken = node->status == TDDP_LAUNCH_MEMBER && node->rank == rank;
+        }
+        if (!taken) {
+            return rank;
+        }
+    }
+    return -1;
+}
+
 static void admit(tddp_launch_coordinator *coordinator, tddp_launch_participant *node)
 {
     char name[TDDP_LAUNCH_LIST_BYTES];
@@ -243,7 +222,7 @@ static void admit(tddp_launch_coordinator *coordinator, tddp_launch_participant 
     node->status = TDDP_LAUNCH_MEMBER;
     drop_note(coordinator, node->entry.self.id);
     if (node->rank < 0 && node->entry.self.node_rank < 0) {
-        node->rank = take_trace(coordinator, node->entry.self.host);
+        node->rank = free_rank_of_host(coordinator, node->entry.self.host);
     }
     if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_RUNNING) {
         (void)snprintf(text, sizeof text, "%s has come", tddp_launch_coordinator_name(node, name));

@@ -35,8 +35,6 @@ typedef struct tddp_launch_participant {
     bool done; /* with the running round */
 } tddp_launch_participant;
 
-enum { TDDP_LAUNCH_MOST_TRACES = 256 };
-
 struct tddp_launch_coordinator {
     tddp_launch_coordinator_opts opts;
     bool elastic; /* nodes come and leave without a restart */

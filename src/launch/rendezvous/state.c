@@ -97,12 +97,6 @@ static const field note_fields[] = {
     {.key = NULL},
 };
 
-static const field trace_fields[] = {
-    {FIELD(tddp_launch_trace, host, TEXT)},
-    {FIELD(tddp_launch_trace, rank, NUMBER), RANK},
-    {.key = NULL},
-};
-
 /* The document's lists. */
 static const struct list {
     const char *key;
@@ -115,8 +109,6 @@ static const struct list {
      offsetof(tddp_launch_state, count)},
     {"notes", note_fields, sizeof(tddp_launch_note), offsetof(tddp_launch_state, notes),
      offsetof(tddp_launch_state, note_count)},
-    {"traces", trace_fields, sizeof(tddp_launch_trace), offsetof(tddp_launch_state, traces),
-     offsetof(tddp_launch_state, trace_count)},
 };
 
 enum { LISTS = sizeof lists / sizeof lists[0] };
@@ -344,7 +336,6 @@ void tddp_launch_state_free(tddp_launch_state *state)
 {
     free(state->members);
     free(state->notes);
-    free(state->traces);
     *state = (tddp_launch_state){0};
 }
 

@@ -76,12 +76,6 @@ typedef struct tddp_launch_note {
     char text[TDDP_LAUNCH_NODE_NOTE_BYTES];
 } tddp_launch_note;
 
-/* Where a node was that has gone. */
-typedef struct tddp_launch_trace {
-    char host[TDDP_LAUNCH_NAME_BYTES];
-    int rank;
-} tddp_launch_trace;
-
 typedef enum tddp_launch_stage {
     TDDP_LAUNCH_STAGE_GATHERING,
     TDDP_LAUNCH_STAGE_RUNNING,
@@ -119,8 +113,6 @@ typedef struct tddp_launch_state {
     int count;
     tddp_launch_note *notes; /* owned */
     int note_count;
-    tddp_launch_trace *traces; /* the latest last; owned */
-    int trace_count;
 } tddp_launch_state;
 
 /* Append the JSON to `out`. Errors: TDDP_OUT_OF_MEMORY. */

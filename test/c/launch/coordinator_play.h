@@ -99,7 +99,7 @@ static inline void look(void)
         CHECK(before.report == doc()->report && before.round == doc()->round &&
               before.stage == doc()->stage && before.over == doc()->over &&
               before.probe == doc()->probe && before.master_port == doc()->master_port &&
-              before.note_count == doc()->note_count && before.trace_count == doc()->trace_count);
+              before.note_count == doc()->note_count);
         return;
     }
     if (doc()->over != before.over) {

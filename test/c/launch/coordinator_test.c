@@ -239,7 +239,7 @@ TEST(an_elastic_job_goes_on_without_a_lost_node)
     CHECK_TEXT(hear(), "round 1 restart 0: 1 3");
     /* It comes back on its host, but its rank is another's now: those keep theirs. */
     come(4, "b");
-    CHECK_TEXT(hear(), "over 1 changed node 1 (b pid 104) has come");
+    CHECK_TEXT(hear(), "over 1 changed a node (b pid 104) has come");
     ready(1, 2);
     ready(3, 2);
     CHECK_TEXT(hear(), "round 2 restart 0: 1 3 4");

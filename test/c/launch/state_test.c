@@ -70,7 +70,6 @@ TEST(a_document_of_no_to_three_members)
             {.id = "c", .host = "z", .local_size = 3, .node_rank = 7},
         };
         tddp_launch_note note = {.id = "d", .refused = true, .text = "no"};
-        tddp_launch_trace trace = {.host = "w", .rank = 4};
         tddp_launch_state state = {.version = 3,
                                    .started = INT64_C(1795276170000000),
                                    .job = "--nnodes=3",
@@ -85,9 +84,7 @@ TEST(a_document_of_no_to_three_members)
                                    .members = members,
                                    .count = count,
                                    .notes = &note,
-                                   .note_count = count ? 1 : 0,
-                                   .traces = &trace,
-                                   .trace_count = count ? 1 : 0};
+                                   .note_count = count ? 1 : 0};
         tddp_launch_state again;
         char *text = text_of(NULL, &state);
         CHECK_OK(tddp_launch_state_read(text, strlen(text), &again));
@@ -103,7 +100,6 @@ TEST(a_document_of_no_to_three_members)
             CHECK_TEXT(again.members[1].addr, "::1");
             CHECK_INT(again.members[2].node_rank, 7);
             CHECK(again.notes[0].refused);
-            CHECK_INT(again.traces[0].rank, 4);
         }
         tddp_launch_state_free(&again);
         free(second);
