@@ -138,7 +138,7 @@ class OrphansTest < LaunchCase
       assert_code((victim == :none) ? 0 : 137, run.finish)
       left = marked
       assert_equal 1, left.size
-      assert_equal "sleep 600 ", command_line(left.first)
+      eventually("the child to be a program") { command_line(left.first) == "sleep 600 " }
       Process.kill(:KILL, left.first)
       eventually("it to be gone") { marked.empty? }
     end
