@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <tddp/version.h>
@@ -51,15 +52,16 @@ static int run(tddp_launch_options *options)
                    TDDP_OK) {
         (void)complain(status);
     } else {
-        char *folder = tddp_launch_folder_make(NULL, "torchrun");
-        options->private_folder = folder;
+        char *folder = tddp_launch_folder_name(NULL, "torchrun");
         if (tddp_launch_split(&signals, &status) != TDDP_OK) {
             status = complain(EXIT_FAILURE);
         } else if (status < 0) {
+            /* Only now: whichever process is killed, the other one removes it. */
+            options->private_folder = folder && mkdir(folder, 0700) == 0 ? folder : NULL;
             status = tddp_launch_run(options, &program, &signals, &devices, local_size);
             tddp_close(signals.fd);
         }
-        tddp_launch_folder_remove(folder); /* by whichever process lives: one may be killed */
+        tddp_launch_folder_remove(folder);
         free(folder);
     }
     tddp_launch_program_free(&program);

@@ -143,8 +143,8 @@ typedef struct tddp_launch_options {
     const char *script; /* exactly one of the three is there, or `check` or a request for text */
     char **arguments;   /* those after the script */
     int argument_count;
-    /* No flag: the folder that goes with the run, made before torchrun becomes two processes, so
-     * that one can remove it for the other. NULL: none could be made. */
+    /* No flag: the folder that goes with the run. Its name is known before torchrun becomes two
+     * processes, so that one can remove it for the other. NULL: none could be made. */
     const char *private_folder;
 } tddp_launch_options;
 

@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <ftw.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -31,19 +32,18 @@ static bool make_all(const char *path)
     return mkdir(path, 0777) == 0 || errno == EEXIST;
 }
 
-char *tddp_launch_folder_make(const char *parent, const char *name)
+char *tddp_launch_folder_name(const char *parent, const char *name)
 {
     const char *temporary = getenv("TMPDIR");
     const char *in = parent ? parent : temporary && *temporary != '\0' ? temporary : "/tmp";
     char *absolute = !parent || make_all(parent) ? realpath(in, NULL) : NULL;
-    char *path = absolute ? tddp_format("%s/%s_XXXXXX", absolute, name) : NULL;
+    if (!absolute) {
+        (void)tddp_fail(TDDP_SYSTEM, "cannot make a folder in %s: %s", in, strerror(errno));
+        return NULL;
+    }
+    char *path = tddp_format("%s/%s_%016" PRIx64, absolute, name, tddp_hash("", 0));
     for (char *at = path ? path + strlen(absolute) + 1 : NULL; at && *at != '\0'; at++) {
         *at = *at == '/' ? '_' : *at; /* a slash in the name is no folder */
-    }
-    if (!path || !mkdtemp(path)) {
-        (void)tddp_fail(TDDP_SYSTEM, "cannot make a folder in %s: %s", in, strerror(errno));
-        free(path);
-        path = NULL;
     }
     free(absolute);
     return path;

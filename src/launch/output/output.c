@@ -3,10 +3,12 @@
  * stream that goes to a file alone is given that file, so that it loses nothing should torchrun be
  * killed; all others come through pipes and take their routes (route.c). Main thread.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/host_name.h"
@@ -50,11 +52,15 @@ tddp_status tddp_launch_output_create(const tddp_launch_options *options, const 
         .filtered = {{.fd = -1}, {.fd = -1}},
     };
     if (output->kept) {
-        output->run = tddp_launch_folder_make(log_dir, log_dir ? run_id : "torchrun");
+        output->run = tddp_launch_folder_name(log_dir, log_dir ? run_id : "torchrun_logs");
     } else if (options->private_folder) {
         output->run = tddp_copy_string(options->private_folder);
     }
-    if (!output->run && (output->kept || options->private_folder)) {
+    bool made = !output->kept || (output->run && mkdir(output->run, 0777) == 0);
+    if (!made && output->run) {
+        (void)tddp_fail(TDDP_SYSTEM, "cannot make the folder %s: %s", output->run, strerror(errno));
+    }
+    if (!made || (!output->run && options->private_folder)) {
         tddp_launch_output_free(output);
         return TDDP_SYSTEM;
     }

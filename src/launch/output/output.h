@@ -60,10 +60,10 @@ void tddp_launch_output_free(tddp_launch_output *output);
 
 /* --- folders.c ------------------------------------------------------------------------------- */
 
-/* Makes the folder PARENT/NAME_RANDOM for this user alone; `parent` is made too if it is not there,
- * and NULL is TMPDIR or /tmp. Returns its path from the root, since workers may go to another
- * folder: free(). NULL with a text. */
-char *tddp_launch_folder_make(const char *parent, const char *name);
+/* The path PARENT/NAME_RANDOM, which nobody can guess, from the root, since workers may go to
+ * another folder: free(). `parent` is made if it is not there, and NULL is TMPDIR or /tmp. NULL
+ * with a text. */
+char *tddp_launch_folder_name(const char *parent, const char *name);
 
 /* Makes the folders of an attempt of `local_size` workers, attempt_N after N restarts; once more
  * with the same N (other nodes came or left): attempt_N.1, attempt_N.2 and so on. Returns the
