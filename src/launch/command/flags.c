@@ -24,8 +24,8 @@ const tddp_launch_flag tddp_launch_flags[] = {
     {"e c", tddp_launch_read_code, FIELD(code), 0, 0, "CODE",
      "run this Ruby code instead of a script"},
     {"m module", tddp_launch_read_switch, FIELD(as_module), 0, 0, NULL,
-     "the script is named as a program of a gem, or else as a Ruby library on the load path that "
-     "is run as the program (a/b or A::B); a.b is a module of Python's"},
+     "the script is named as a program of a gem, or else as a Ruby library on the load path (a/b), "
+     "or as a module of Python's (a.b)"},
     {"no-ruby no-python", tddp_launch_read_switch, FIELD(no_ruby), 0, 0, NULL,
      "run SCRIPT as a program of its own instead of with ruby or python3"},
     {"pass-local-rank-arg", tddp_launch_read_switch, FIELD(pass_local_rank), 0, 0, NULL,

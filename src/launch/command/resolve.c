@@ -131,10 +131,12 @@ static tddp_status resolve_endpoints(tddp_launch_options *options)
             options->endpoints[i].port = port;
         }
     }
+    char nodes[32];
     const char *needed = several ? missing(options) : NULL;
-    return !needed ? TDDP_OK
-                   : tddp_fail(TDDP_INVALID_ARGUMENT, "--nnodes=%d:%d needs %s", options->min_nodes,
-                               options->max_nodes, needed);
+    (void)snprintf(nodes, sizeof nodes, options->min_nodes < options->max_nodes ? "%d:%d" : "%d",
+                   options->min_nodes, options->max_nodes);
+    return needed ? tddp_fail(TDDP_INVALID_ARGUMENT, "--nnodes=%s needs %s", nodes, needed)
+                  : TDDP_OK;
 }
 
 tddp_status tddp_launch_options_resolve(tddp_launch_options *options)

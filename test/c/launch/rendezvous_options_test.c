@@ -27,7 +27,7 @@ TEST(several_nodes_need_a_place_to_meet)
     refused("--nnodes=2 --node-rank=2 --master-addr=h a", "expected 0 to 1");
     refused("--nnodes=2 --standalone a", "--standalone is for one node");
     refused("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h:0 a",
-            "--nnodes=2:2 needs a port from 1 to 65535 with each endpoint");
+            "--nnodes=2 needs a port from 1 to 65535 with each endpoint");
 }
 
 TEST(endpoints)
