@@ -13,16 +13,9 @@
 #include "base/base.h"
 #include "launch/agent/agent.h"
 #include "launch/front/front.h"
-#include "launch/installed/installed.h"
-#include "launch/output/layout.h"
-#include "launch/workers/resources.h"
+#include "launch/output/output.h"
 
 enum { EXIT_USAGE = 2 };
-
-static const char *lookup(const char *name)
-{
-    return getenv(name);
-}
 
 static int complain(int status)
 {
@@ -42,77 +35,51 @@ static bool fill_standard_descriptors(void)
     return fd >= 0;
 }
 
-static int split_and_run(const tddp_launch_options *options, const tddp_launch_program *program,
-                         const tddp_launch_devices *devices, int local_size)
-{
-    tddp_launch_signals signals;
-    tddp_launch_unrelated unrelated;
-    pid_t agent;
-    if (tddp_launch_signals_block(options->signals, options->signal_count, &signals) != TDDP_OK ||
-        tddp_launch_unrelated_find(&unrelated) != TDDP_OK) {
-        return complain(EXIT_FAILURE);
-    }
-    int status;
-    if (tddp_launch_front_split(&signals, &agent) != TDDP_OK) {
-        status = complain(EXIT_FAILURE);
-    } else if (agent > 0) {
-        status = tddp_launch_front_watch(agent, &signals, &unrelated, options->private_folder);
-    } else {
-        status = tddp_launch_run(options, program, &signals, devices, local_size);
-        tddp_launch_signals_close(&signals);
-    }
-    tddp_launch_unrelated_free(&unrelated);
-    return status;
-}
-
 static int run(tddp_launch_options *options)
 {
-    tddp_launch_program program;
+    tddp_launch_program program = {0};
     tddp_launch_devices devices;
+    tddp_launch_signals signals;
     int local_size;
     int status = EXIT_FAILURE;
     if (tddp_launch_count_processes(options, &devices, &local_size) != TDDP_OK) {
         (void)complain(status);
     } else if (tddp_launch_options_check_local(options, local_size) != TDDP_OK) {
         status = complain(EXIT_USAGE);
-    } else if (tddp_launch_program_prepare(options, &program) != TDDP_OK) {
+    } else if (tddp_launch_program_prepare(options, &program) != TDDP_OK ||
+               tddp_launch_signals_block(options->signals, options->signal_count, &signals) !=
+                   TDDP_OK) {
         (void)complain(status);
     } else {
-        char *folder = tddp_launch_layout_private_name();
+        char *folder = tddp_launch_folder_make(NULL, "torchrun");
         options->private_folder = folder;
-        status = split_and_run(options, &program, &devices, local_size);
+        if (tddp_launch_split(&signals, &status) != TDDP_OK) {
+            status = complain(EXIT_FAILURE);
+        } else if (status < 0) {
+            status = tddp_launch_run(options, &program, &signals, &devices, local_size);
+            tddp_close(signals.fd);
+        }
+        tddp_launch_folder_remove(folder); /* by whichever process lives: one may be killed */
         free(folder);
-        tddp_launch_program_free(&program);
     }
+    tddp_launch_program_free(&program);
     tddp_launch_devices_free(&devices);
     return status;
 }
 
 /* Prints the script that was installed for a shell. */
-static int print_completion(const char *shell)
+static int print_completion(int shell)
 {
+    static const char *const places[] = {"../share/bash-completion/completions/torchrun",
+                                         "../share/zsh/site-functions/_torchrun",
+                                         "../share/fish/vendor_completions.d/torchrun.fish"};
     char *path = NULL;
-    int got;
-    tddp_status status = tddp_launch_installed(
-        "--print-completion",
-        strcmp(shell, "bash") == 0  ? "../share/bash-completion/completions/torchrun"
-        : strcmp(shell, "zsh") == 0 ? "../share/zsh/site-functions/_torchrun"
-                                    : "../share/fish/vendor_completions.d/torchrun.fish",
-        &path);
-    FILE *file = status == TDDP_OK ? fopen(path, "re") : NULL;
-    if (status == TDDP_OK && !file) {
-        status = tddp_fail_errno(path);
+    if (tddp_launch_installed("--print-completion", places[shell], &path) == TDDP_OK) {
+        (void)execlp("cat", "cat", path, (char *)NULL);
+        (void)tddp_fail_errno("cat");
+        free(path);
     }
-    while (file && (got = fgetc(file)) != EOF) {
-        (void)putchar(got);
-    }
-    if (file) {
-        (void)fclose(file);
-    }
-    free(path);
-    return status != TDDP_OK     ? complain(EXIT_FAILURE)
-           : fflush(stdout) == 0 ? EXIT_SUCCESS
-                                 : EXIT_FAILURE;
+    return complain(EXIT_FAILURE);
 }
 
 int main(int argc, char **argv)
@@ -121,14 +88,14 @@ int main(int argc, char **argv)
     if (!fill_standard_descriptors()) {
         return EXIT_FAILURE;
     }
-    if (tddp_launch_options_parse(argc, argv, lookup, &options) != TDDP_OK) {
+    if (tddp_launch_options_parse(argc, argv, getenv, &options) != TDDP_OK) {
         return complain(EXIT_USAGE);
     }
     if (options.help) {
         tddp_launch_options_help(stdout);
     } else if (options.version) {
         printf("torchrun (torch-ddp) %s\n", TDDP_VERSION);
-    } else if (options.print_completion) {
+    } else if (options.print_completion >= 0) {
         return print_completion(options.print_completion);
     } else {
         return run(&options);

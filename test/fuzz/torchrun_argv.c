@@ -14,30 +14,28 @@
 
 enum { MOST_ARGUMENTS = 64 };
 
-static const char *environment;
+static char *environment;
 
 /* Every variable has the value of the first line, so that their parsers are reached too. */
-static const char *lookup(const char *name)
+static char *lookup(const char *name)
 {
     (void)name;
     return environment;
 }
 
-/* Lists are in order, and what is in them is within bounds. */
+/* What is in lists is within bounds. */
 static bool lists_make_sense(const tddp_launch_options *options)
 {
-    const tddp_launch_streams *maps[] = {&options->redirects, &options->tee};
-    for (int m = 0; m < 2; m++) {
-        for (int i = 0; i < maps[m]->count; i++) {
-            int streams = maps[m]->listed[i].streams;
-            if (streams < 0 || streams > 3 ||
-                (i > 0 && maps[m]->listed[i].local_rank <= maps[m]->listed[i - 1].local_rank)) {
+    const tddp_launch_by_rank *lists[] = {&options->redirects, &options->tee,
+                                          &options->local_ranks_filter};
+    for (int m = 0; m < 3; m++) {
+        for (int i = 0; i < TDDP_LAUNCH_MAX_LOCAL; i++) {
+            int streams = tddp_launch_streams_of(lists[m], i);
+            if (streams < 0 || streams > 3 || (streams > 0 && !lists[m]->given)) {
                 return false;
             }
         }
-    }
-    for (int i = 1; i < options->local_ranks_filter.count; i++) {
-        if (options->local_ranks_filter.listed[i] <= options->local_ranks_filter.listed[i - 1]) {
+        if (lists[m]->highest < 0 || lists[m]->highest >= TDDP_LAUNCH_MAX_LOCAL) {
             return false;
         }
     }
@@ -79,7 +77,7 @@ static bool makes_sense(const tddp_launch_options *options, int argc)
         !lists_make_sense(options)) {
         return false;
     }
-    if (options->help || options->version || options->print_completion) {
+    if (options->help || options->version || options->print_completion >= 0) {
         return true;
     }
     /* Either is right, but nothing may be read beyond its end. */

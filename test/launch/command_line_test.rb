@@ -23,12 +23,12 @@ class CommandLineTest < LaunchCase
 
   def test_wrong_values
     {
-      ["--nproc-per-node=two"] => "torchrun: --nproc-per-node=two: expected a number from 1 to 4096, auto, cpu or gpu\n",
-      ["--nnodes=1:3"] => "torchrun: --nnodes=1:3: nodes that come and go need --rdzv-backend=c10d (or etcd) and --rdzv-endpoint=HOST:PORT\n",
+      ["--nproc-per-node=two"] => "torchrun: --nproc-per-node=two: expected N|auto|cpu|gpu, from 1 to 4096; see torchrun --help\n",
+      ["--nnodes=1:3"] => "torchrun: --nnodes=1:3 needs --rdzv-backend=c10d (or etcd) and --rdzv-endpoint=HOST:PORT, as nodes come and go\n",
       ["--nnodes=2", "--node-rank=2", "--master-addr=h"] => "torchrun: --node-rank=2: expected 0 to 1, since --nnodes=2\n",
-      ["--master-port=70000"] => "torchrun: --master-port=70000: expected a number from 0 to 65535\n",
-      ["--rdzv-backend=zeus"] => "torchrun: --rdzv-backend=zeus: expected static, c10d or etcd\n",
-      ["--max-restarts"] => "torchrun: --max-restarts=a.rb: expected a number from 0 to 1000000\n"
+      ["--master-port=70000"] => "torchrun: --master-port=70000: expected PORT, from 0 to 65535; see torchrun --help\n",
+      ["--rdzv-backend=zeus"] => "torchrun: --rdzv-backend=zeus: expected static|c10d|etcd; see torchrun --help\n",
+      ["--max-restarts"] => "torchrun: --max-restarts=a.rb: expected N, from 0 to 1000000; see torchrun --help\n"
     }.each do |flags, text|
       result = run_torchrun(*flags, "a.rb")
       assert_code 2, result
@@ -52,7 +52,7 @@ class CommandLineTest < LaunchCase
     File.write("#{@folder}/plain", "text")
     result = run_torchrun("--no-ruby", "./plain")
     assert_code 1, result
-    assert_match(/not executable; chmod \+x/, result.err)
+    assert_match(/program \.\/plain: Permission denied; chmod \+x/, result.err)
     File.chmod(0o755, "#{@folder}/plain")
     result = run_torchrun("--no-ruby", "./plain")
     assert_code 1, result
@@ -107,7 +107,7 @@ class CommandLineTest < LaunchCase
     assert_equal ["#{Etc.nprocessors}\n"], count("--nproc-per-node=auto", env: visible)
     result = run_torchrun("--nproc-per-node=gpu", "a.rb", env: visible)
     assert_code 1, result
-    assert_match(/--nproc-per-node=gpu: no GPU here \(CUDA_VISIBLE_DEVICES="0,3", no NVIDIA driver's devices found\); expected at least one/, result.err)
+    assert_match(/--nproc-per-node=gpu: no GPU here \(there are no more device files such as \/dev\/nvidia0\); expected at least one/, result.err)
   end
 
   def test_defaults_from_the_environment
@@ -115,7 +115,7 @@ class CommandLineTest < LaunchCase
     assert_equal ["1\n"], count("--nproc-per-node=1", env: {"PET_NPROC_PER_NODE" => "2"})
     result = run_torchrun("a.rb", env: {"PET_NNODES" => "x"})
     assert_code 2, result
-    assert_equal "torchrun: PET_NNODES=x: expected a number of nodes from 1 to 65536, or MIN:MAX\n", result.err
+    assert_equal "torchrun: PET_NNODES=x: expected N|MIN:MAX, from 1 to 65536; see torchrun --help\n", result.err
   end
 
   def test_ruby_scripts_code_and_arguments
@@ -153,10 +153,8 @@ class CommandLineTest < LaunchCase
   def test_a_library_as_the_program
     module_file("lib/my_gem/train_step.rb")
     expected = "true train_step.rb 0 [\"-x\", \"r0\"]\n"
-    ["my_gem/train_step", "MyGem::TrainStep"].each do |name|
-      result = run_torchrun("-m", name, "-x", "r${local_rank}")
-      assert_equal ["", expected], [result.err, result.out]
-    end
+    result = run_torchrun("-m", "my_gem/train_step", "-x", "r${local_rank}")
+    assert_equal ["", expected], [result.err, result.out]
     assert_equal expected, run_torchrun("my_gem/train_step", "-x", "r0", env: {"PET_MODULE" => "1"}).out
     module_file("here.rb")
     assert_equal "true here.rb 0 []\n", run_torchrun("--module", "here").out
@@ -172,8 +170,6 @@ class CommandLineTest < LaunchCase
     assert_code 1, result
     assert_includes result.err, "torchrun: -m no_such/library: no gem has such a program, and the load path, ./lib and " \
       "the current folder have no no_such/library.rb\n"
-    File.write("#{@folder}/snake.py", "")
-    assert_match(/no snake\.rb; for snake\.py: torchrun snake\.py$/, run_torchrun("-m", "snake").err)
   end
 
   def test_a_module_of_pythons
@@ -185,7 +181,7 @@ class CommandLineTest < LaunchCase
     assert_code 2, result
     assert_equal "torchrun: --tee names local rank 2: expected 0 to 1, since this node runs 2 workers\n", result.err
     result = run_torchrun("--nproc-per-node=xpu", "a.rb")
-    assert_code 1, result
+    assert_code 2, result
     assert_includes result.err, "--nproc-per-node=xpu: "
   end
 

@@ -30,7 +30,7 @@ class ElasticTest < NodesCase
     results = [first, second].map(&:finish)
     results.each { |result| assert_code 0, result }
     assert_equal ["0 of 1 restart 0\n0 of 2 restart 0\n", "1 of 2 restart 0\n"], results.map(&:out)
-    assert_match(/starting the workers again/, results[0].err)
+    assert_match(/restarting workers after a membership change/, results[0].err)
   end
 
   def test_the_last_call
@@ -57,7 +57,7 @@ class ElasticTest < NodesCase
       result = first.finish
       assert_code 0, result
       assert_equal "0 of 2 restart 0\n0 of 1 restart 0\n", result.out
-      assert_match(/node 1 was told to end by SIG#{signal}/, result.err)
+      assert_match(/node 1 was stopped by SIG#{signal}/, result.err)
     end
   end
 
@@ -79,7 +79,7 @@ class ElasticTest < NodesCase
     first, second = gather(2, *wait_for_go, port: port, nodes: "2:3")
     second.signal(:INT)
     assert_code 130, second.finish
-    first.await(/was told to end by SIGINT/, stream: :err)
+    first.await(/was stopped by SIGINT/, stream: :err)
     third = elastic(*wait_for_go, port: port, nodes: "2:3")
     third.await(/1 of 2 restart 0/)
     FileUtils.touch(go)
@@ -239,6 +239,6 @@ class ElasticTest < NodesCase
     assert_code 130, first.finish
     result = second.finish
     assert_code 1, result
-    assert_match(/node 0 was told to end by SIGINT, and with it the coordinator; a job with --rdzv-backend=etcd/, result.err)
+    assert_match(/node 0 was stopped by SIGINT, and with it the coordinator; a job with --rdzv-backend=etcd/, result.err)
   end
 end

@@ -132,7 +132,7 @@ class FailuresTest < LaunchCase
     end.map { |run| run.finish }
     results.each { |result| assert_code 1, result }
     host = Regexp.escape(Socket.gethostname)
-    assert_match(/FAILED elsewhere: rank 1 on node 1: exit code 6 \(pid \d+ on #{host}\)\n-+\nRoot cause, as that node told it:\n  error     : ValueError: deep\n {14}one\n {14}two$/,
+    assert_match(/FAILED elsewhere: rank 1 on node 1: exit code 6 \(pid \d+ on #{host}\)\n-+\nRoot cause, as that node reported it:\n  error     : ValueError: deep\n {14}one\n {14}two$/,
       results[0].err)
     told = [0, 1].map { |node| JSON.parse(File.read("#{@folder}/report#{node}.json"))["attempts"].first }
     assert_match(/\Arank 1 on node 1: exit code 6 .*\nValueError: deep\none\ntwo\z/, told[0]["elsewhere"])
@@ -363,7 +363,7 @@ class FailuresTest < LaunchCase
       exit 1
     SH
     assert_equal ["0 of 3", "1 of 3", "2 of 3"], result.out.scan(/^\d of 3/).uniq
-    assert_match(/starting all workers again \(restart 1 of 3\)/, result.err)
+    assert_match(/restarting workers \(restart 1 of 3\)/, result.err)
     assert_code 143, result
   end
 

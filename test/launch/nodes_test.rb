@@ -72,7 +72,7 @@ class NodesTest < NodesCase
     results = runs.map(&:finish)
     assert_code 130, results[1]
     assert_code 1, results[0]
-    assert_match(/node 1 was told to end by SIGINT/, results[0].err)
+    assert_match(/node 1 was stopped by SIGINT/, results[0].err)
   end
 
   def test_a_node_that_vanishes_is_noticed
@@ -196,7 +196,7 @@ class NodesTest < NodesCase
     assert_code 130, runs[1].finish
     result = runs[0].finish
     assert_code 1, result
-    assert_match(/was told to end by SIGINT/, result.err)
+    assert_match(/was stopped by SIGINT/, result.err)
     assert_empty result.out
   end
 

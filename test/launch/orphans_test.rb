@@ -61,7 +61,7 @@ class OrphansTest < LaunchCase
     run.signal(:KILL)
     result = run.finish
     assert_equal 9, result.status.termsig
-    assert_match(/^torchrun: killed: ending the workers$/, result.err)
+    assert_match(/^torchrun: killed: stopping workers$/, result.err)
     eventually("all to be gone") { marked.empty? }
   end
 
@@ -70,7 +70,7 @@ class OrphansTest < LaunchCase
     run = start("--shutdown-timeout=3600", *shell("trap '' TERM; echo ready; #{IDLE}"))
     ready(run, 1)
     run.signal(:TERM)
-    run.await(/ending the workers/, stream: :err)
+    run.await(/stopping workers/, stream: :err)
     run.signal(:KILL)
     run.finish
     eventually("all to be gone") { marked.empty? }
@@ -171,7 +171,7 @@ class OneEventTest < LaunchCase
     result = run.finish
     assert_code code, result
     assert_equal ["0 is clean", "1 is clean"], result.out.lines.map(&:chomp).grep(/clean/).sort
-    assert_equal 1, result.err.scan("ending the workers").size
+    assert_equal 1, result.err.scan("stopping workers").size
   end
 
   def cleaning(**options)
@@ -269,7 +269,7 @@ class TerminalTest < LaunchCase
       keys << "\x03"
       waiting.call(/code 130/)
       assert_equal 2, text.scan("is clean").size, text
-      assert_equal 1, text.scan("ending the workers").size, text
+      assert_equal 1, text.scan("stopping workers").size, text
     end
   end
 
@@ -278,10 +278,10 @@ class TerminalTest < LaunchCase
       keys << job("trap '' INT TERM; echo ready; #{IDLE}", "--shutdown-timeout=3600")
       waiting.call(/(?:ready.*){2}/m)
       keys << "\x03"
-      waiting.call(/ending the workers/)
+      waiting.call(/stopping workers/)
       keys << "\x03"
       waiting.call(/code 130/)
-      assert_equal 1, text.scan("ending the workers").size
+      assert_equal 1, text.scan("stopping workers").size
     end
   end
 

@@ -97,7 +97,7 @@ class ShimTest < LaunchCase
       run.signal(:INT)
       result = run.finish
       assert_code 130, result
-      assert_equal ["torchrun: SIGINT: ending the workers; once more: at once\n"], result.err.lines.grep(/torchrun:/)
+      assert_equal ["torchrun: SIGINT received: stopping workers; send it again to kill them\n"], result.err.lines.grep(/torchrun:/)
       assert_equal 2, result.err.scan("ensured\n").size
       assert_equal 2, result.err.scan("Interrupt at exit\n").size
       rest = result.err.lines.grep_v(/torchrun:|ensured|at exit/)

@@ -20,7 +20,7 @@ class SignalsTest < LaunchCase
       result = run.finish
       assert_code 128 + Signal.list[name], result
       assert_equal ["0 got #{name}\n", "1 got #{name}\n"], result.out.lines.grep(/got/).sort
-      assert_match(/torchrun: SIG#{name}: ending the workers/, result.err)
+      assert_match(/torchrun: SIG#{name} received: stopping workers; send it again to kill them$/, result.err)
     end
   end
 
@@ -40,7 +40,7 @@ class SignalsTest < LaunchCase
     run.signal(:INT)
     result = run.finish
     assert_code 130, result
-    assert_equal "torchrun: SIGINT: leaving the job; once more: at once\n", result.err
+    assert_equal "torchrun: SIGINT received: leaving the job\n", result.err
   end
 
   # --- one signal, and two
@@ -49,7 +49,7 @@ class SignalsTest < LaunchCase
     run = start("--nproc-per-node=2", "--shutdown-timeout=3600", *shell("trap '' INT TERM; echo ready; #{IDLE}"))
     ready(run)
     run.signal(:INT)
-    run.await(/ending the workers/, stream: :err)
+    run.await(/stopping workers/, stream: :err)
     assert_code 130, run.insist(:INT)
   end
 
@@ -65,9 +65,9 @@ class SignalsTest < LaunchCase
     run.signal(:TERM)
     run.await(/told/)
     run.signal(:HUP)
-    run.await(/^torchrun: SIGHUP: the workers are being ended already; once more: at once$/, stream: :err)
+    run.await(/^torchrun: SIGHUP received: workers are being stopped already; send it again to kill them$/, stream: :err)
     run.signal(:QUIT)
-    run.await(/^torchrun: SIGQUIT: /, stream: :err)
+    run.await(/^torchrun: SIGQUIT received: /, stream: :err)
     File.write("#{@folder}/go", "")
     result = run.finish
     assert_code 143, result
@@ -78,9 +78,9 @@ class SignalsTest < LaunchCase
     run = start("--shutdown-timeout=3600", *shell("trap '' TERM; echo ready; #{IDLE}"))
     ready(run, 1)
     run.signal(:TERM)
-    run.await(/SIGTERM: ending the workers/, stream: :err)
+    run.await(/SIGTERM received: stopping workers/, stream: :err)
     run.signal(:HUP)
-    run.await(/SIGHUP: /, stream: :err)
+    run.await(/SIGHUP received: /, stream: :err)
     assert_code 143, run.insist(:HUP)
   end
 

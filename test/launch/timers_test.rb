@@ -36,7 +36,7 @@ class TimersTest < LaunchCase
       kill -0 $child && kill $child && echo "$TORCHELASTIC_TIMER_FILE"
     SH
     assert_code 0, result
-    assert_match(%r{\A#{@temporary}/torchrun_\h+/timers\n\z}, result.out)
+    assert_match(%r{\A#{@temporary}/torchrun_\w+/timers\n\z}, result.out)
     refute_match(/timer/, result.err)
   end
 

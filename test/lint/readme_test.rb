@@ -67,8 +67,8 @@ class ReadmeTest < Minitest::Test
       links = text.scan(/\]\((?!http)([^)]+)\)/).flatten.reject { |link| link_there?(page, link) }
       files = text.scan(%r{`((?:src|examples|test|ext|lib)/[\w./]+)`}).flatten.reject { |path| File.exist?(File.join(ROOT, path)) }
       variables = text.gsub(/^```c\n.*?^```$/m, "").scan(/\b((?:TDDP|TORCH|TORCHELASTIC|GLOO)_[A-Z_]*[A-Z])/).flatten.uniq - constants
-      variables.reject! { |name| code.include?("\"#{name}\"") || code.include?("\"#{name}=") }
-      options = text.scan(/(?:torchrun |`)--([a-z-]+)/).flatten.uniq.reject { |name| flags.match?(/"(--)?#{name}"/) || extension.include?("--#{name}") }
+      variables.reject! { |name| code.match?(/"#{name}[" =]/) }
+      options = text.scan(/(?:torchrun |`)--([a-z-]+)/).flatten.uniq.reject { |name| flags.match?(/"(?:[\w-]+ )*#{name}[" ]/) || extension.include?("--#{name}") }
       [*links, *files, *variables, *options].map { |name| "#{page}: #{name}" }
     end
     assert_empty missing

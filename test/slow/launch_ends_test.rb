@@ -42,10 +42,10 @@ class LaunchEndsTest < LaunchCase
       run = start("--nproc-per-node=2", "--shutdown-timeout=3600", *worker)
       run.await(/(ready\n){2}/)
       run.signal(first)
-      run.await(/SIG#{first}: ending the workers/, stream: :err)
+      run.await(/SIG#{first} received: stopping workers/, stream: :err)
       unless second == first
         run.signal(second)
-        run.await(/SIG#{second}: the workers are being ended already/, stream: :err)
+        run.await(/SIG#{second} received: workers are being stopped already/, stream: :err)
       end
       result = run.insist(second)
       assert_code 128 + Signal.list[first], result

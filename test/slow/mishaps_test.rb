@@ -89,7 +89,7 @@ class MishapsTest < Minitest::Test
   def test_ctrl_c
     out, status = mishap { |torchrun, _| Process.kill("INT", -torchrun) }
     assert_equal 130, status.exitstatus || 128 + status.termsig
-    assert_equal ["torchrun: SIGINT: ending the workers; once more: at once"], told(out)
+    assert_equal ["torchrun: SIGINT received: stopping workers; send it again to kill them"], told(out)
   end
 
   def test_ctrl_c_without_torchrun

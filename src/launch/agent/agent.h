@@ -6,7 +6,7 @@
 
 #include "launch/command/options.h"
 #include "launch/command/program.h"
-#include "launch/workers/devices.h"
+#include "launch/workers/machine.h"
 #include "launch/workers/signals.h"
 
 /* Runs the job on `local_size` workers; `devices` are the GPUs that were found for them. Returns

@@ -2,52 +2,18 @@
  * What the health check answers about the job. Main thread.
  */
 #include "launch/agent/agent_state.h"
-#include "launch/report/json.h"
-#include "launch/report/report.h"
-
-/* Whether the job has failed, as far as this node can tell; one that restarts has not. */
-static bool has_failed(const tddp_launch_agent *agent)
-{
-    switch (agent->cause) {
-    case TDDP_LAUNCH_CAUSE_WORKER:
-    case TDDP_LAUNCH_CAUSE_PEER:
-    case TDDP_LAUNCH_CAUSE_OUTPUT:
-    case TDDP_LAUNCH_CAUSE_FATAL:
-    case TDDP_LAUNCH_CAUSE_SAID:
-        return !tddp_launch_agent_goes_on(agent);
-    case TDDP_LAUNCH_CAUSE_NONE:
-    case TDDP_LAUNCH_CAUSE_CHANGED:
-    case TDDP_LAUNCH_CAUSE_SIGNAL:
-        break;
-    }
-    return false;
-}
 
 static const char *state_of(const tddp_launch_agent *agent)
 {
-    switch (agent->phase) {
-    case TDDP_LAUNCH_JOINING:
-        return agent->world.size > 0 ? "restarting" : "joining";
-    case TDDP_LAUNCH_RUNNING:
-    case TDDP_LAUNCH_LINGERING:
-        return "running";
-    case TDDP_LAUNCH_STOPPING:
-    case TDDP_LAUNCH_KILLING:
-        return tddp_launch_agent_goes_on(agent) ? "restarting" : "stopping";
-    case TDDP_LAUNCH_FLUSHING:
-    case TDDP_LAUNCH_OVER:
-        break;
-    }
-    return "done";
-}
-
-static const char *worker_state(const tddp_launch_agent *agent, const tddp_launch_worker *worker,
-                                char text[TDDP_LAUNCH_ENDING_BYTES])
-{
-    if (worker->alive) {
-        return agent->phase == TDDP_LAUNCH_RUNNING ? "running" : "stopping";
-    }
-    return tddp_launch_worker_failed(worker) ? tddp_launch_ending(worker, text) : "done";
+    static const char *const states[] = {
+        [TDDP_LAUNCH_JOINING] = "joining",   [TDDP_LAUNCH_RUNNING] = "running",
+        [TDDP_LAUNCH_LINGERING] = "running", [TDDP_LAUNCH_STOPPING] = "stopping",
+        [TDDP_LAUNCH_FLUSHING] = "done",     [TDDP_LAUNCH_OVER] = "done",
+    };
+    bool again = agent->phase == TDDP_LAUNCH_JOINING
+                     ? agent->world.size > 0
+                     : agent->phase < TDDP_LAUNCH_FLUSHING && tddp_launch_agent_goes_on(agent);
+    return again ? "restarting" : states[agent->phase];
 }
 
 static void put_workers(const tddp_launch_agent *agent, tddp_launch_json *json)
@@ -63,7 +29,11 @@ static void put_workers(const tddp_launch_agent *agent, tddp_launch_json *json)
         tddp_launch_json_number(json, "rank", worker->rank);
         tddp_launch_json_number(json, "local_rank", worker->local_rank);
         tddp_launch_json_number(json, "pid", worker->pid);
-        tddp_launch_json_text(json, "state", worker_state(agent, worker, ending));
+        tddp_launch_json_text(json, "state",
+                              tddp_launch_worker_failed(worker) ? tddp_launch_ending(worker, ending)
+                              : !worker->alive                  ? "done"
+                              : agent->phase == TDDP_LAUNCH_RUNNING ? "running"
+                                                                    : "stopping");
         tddp_launch_json_close(json, '{');
     }
     tddp_launch_json_close(json, '[');
@@ -74,7 +44,8 @@ char *tddp_launch_agent_health(void *data, bool *healthy)
     const tddp_launch_agent *agent = data;
     const tddp_launch_world *world = &agent->world;
     tddp_launch_json json = {0};
-    *healthy = !has_failed(agent);
+    /* As far as this node can tell: one that restarts has not failed. */
+    *healthy = agent->cause < TDDP_LAUNCH_CAUSE_WORKER || tddp_launch_agent_goes_on(agent);
     tddp_launch_json_open(&json, NULL, '{');
     tddp_launch_json_bool(&json, "healthy", *healthy);
     tddp_launch_json_text(&json, "state", state_of(agent));

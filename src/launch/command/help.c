@@ -1,11 +1,12 @@
 /*
  * Prints --help from the table of flags. Any thread.
  */
+#include <ctype.h>
 #include <string.h>
 
 #include <tddp/version.h>
 
-#include "launch/command/options.h"
+#include "launch/command/flags.h"
 
 enum { COLUMN = 32, WIDTH = 100 };
 
@@ -33,18 +34,21 @@ static void print_wrapped(FILE *to, const char *text, int column)
 
 static void print_flag(FILE *to, const tddp_launch_flag *flag)
 {
-    int column = fprintf(to, "  ");
-    if (flag->letter) {
-        column += fprintf(to, "-%c", flag->letter);
+    char name[TDDP_LAUNCH_WORD_BYTES];
+    int column = 0;
+    bool is_long = true;
+    for (int i = 0; tddp_launch_word(flag->names, i, name); i++) {
+        if (!isupper((unsigned char)*name)) {
+            is_long = name[1] != '\0';
+            column += fprintf(to, "%s%s%s", column > 0 ? ", " : "  ", is_long ? "--" : "-", name);
+        }
     }
-    if (tddp_launch_flag_is_long(flag)) {
-        column += fprintf(to, "%s--%s", flag->letter ? ", " : "", flag->name);
+    if (column == 0) {
+        fprintf(to, "\n%s\n", flag->help);
+        return;
     }
     if (flag->value) {
-        column += fprintf(to, "%s%s", tddp_launch_flag_is_long(flag) ? "=" : " ", flag->value);
-    }
-    if (flag->alias) {
-        column += fprintf(to, ", --%s", flag->alias);
+        column += fprintf(to, "%s%s", is_long ? "=" : " ", flag->value);
     }
     print_wrapped(to, flag->help, column);
 }
@@ -63,32 +67,25 @@ void tddp_launch_options_help(FILE *to)
             "--rdzv-endpoint=host0:29400 \\\n"
             "           --rdzv-id=my-job --nproc-per-node=gpu train.rb\n",
             TDDP_VERSION);
-    const char *group = NULL;
     for (size_t i = 0; i < tddp_launch_flag_count; i++) {
-        if (tddp_launch_flags[i].group != group) {
-            group = tddp_launch_flags[i].group;
-            fprintf(to, "\n%s\n", group);
-        }
         print_flag(to, &tddp_launch_flags[i]);
     }
     fprintf(to, "\nKeys of --rdzv-conf\n");
     for (size_t i = 0; i < tddp_launch_conf_key_count; i++) {
-        const tddp_launch_conf_key *key = &tddp_launch_conf_keys[i];
-        print_wrapped(to, key->help, fprintf(to, "  %s=%s", key->name, key->value));
+        const tddp_launch_flag *key = &tddp_launch_conf_keys[i];
+        print_wrapped(to, key->help, fprintf(to, "  %s=%s", key->names, key->value));
     }
     fprintf(
         to,
         "\nA .py script runs under python3, any other under ruby. ${local_rank} in ARGUMENTS is "
-        "replaced.\nFlags may be spelt with _ for -. A flag's default is taken from PET_ and its "
-        "name, such as\nPET_NPROC_PER_NODE (0 or 1 for a flag without a value); the command line "
-        "wins.\n\nEach worker has OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS, "
-        "unless\nthey are set, for its share of the cores that torchrun may use (PyTorch's has one "
-        "thread).\n\nTDDP_STORE_SECRET, the same text on all machines, or TDDP_STORE_SECRET_FILE, "
-        "a "
-        "file that has it,\nkeeps processes that do not know it out of the job; "
-        "TDDP_STORE_MAX_* and\nTDDP_STORE_CLIENT_TIMEOUT_MS limit what clients of its stores can "
-        "do. "
-        "TDDP_LOG=info logs more,\ndebug most. The README lists all variables.\n"
-        "\nExit status: 0 if all workers succeeded, 1 if one failed (the report names it), "
-        "2 for a wrong\ncommand line, 128 + N if torchrun was ended by signal N.\n");
+        "replaced.\nFlags may be spelt with _ for -. A flag's default is taken from PET_ and "
+        "its name, such as\nPET_NPROC_PER_NODE (0 or 1 for a flag without a value); the "
+        "command line wins.\n\nEach worker has OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and "
+        "MKL_NUM_THREADS, unless\nthey are set, for its share of the cores that torchrun may "
+        "use (PyTorch's has one thread).\n\nTDDP_STORE_SECRET, the same text on all machines, "
+        "or TDDP_STORE_SECRET_FILE, a file that has it,\nkeeps processes that do not know it "
+        "out of the job; TDDP_STORE_MAX_* and\nTDDP_STORE_CLIENT_TIMEOUT_MS limit what clients "
+        "of its stores can do. TDDP_LOG=info logs more,\ndebug most. The README lists all "
+        "variables.\n\nExit status: 0 if all workers succeeded, 1 if one failed (the report "
+        "names it), 2 for a wrong\ncommand line, 128 + N if torchrun was ended by signal N.\n");
 }

@@ -8,9 +8,11 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "launch/command/options.h"
+#include "launch/command/flags.h"
 
-enum { NAME_BYTES = 64, OTHERS_BYTES = 512 };
+enum { OTHERS_BYTES = 512 };
+
+static const char password[] = "password=";
 
 static const tddp_launch_options defaults = {
     .min_nodes = 1,
@@ -18,18 +20,14 @@ static const tddp_launch_options defaults = {
     .node_rank = -1,
     .health = {.port = -1},
     .master_port = -1,
-    .processes = {TDDP_LAUNCH_PROCESSES_NUMBER, 0},
-    .backend = TDDP_LAUNCH_STATIC,
+    .print_completion = -1,
     .conf = {.is_host = -1,
              .join_timeout = 600,
              .last_call_timeout = 30,
              .close_timeout = 3,
              .report_interval = 10,
              .read_timeout = 60,
-             .heartbeat_timeout = -1,
-             .keep_alive_interval = -1,
-             .keep_alive_max_attempt = -1},
-    .monitor_interval = 0.1,
+             .heartbeat_timeout = -1},
     .shutdown_timeout = 30,
     .signals = {SIGTERM, SIGINT, SIGHUP, SIGQUIT},
     .signal_count = 4,
@@ -38,194 +36,115 @@ static const tddp_launch_options defaults = {
 
 /* --- the environment ------------------------------------------------------------------------- */
 
-static tddp_status from_variable(const tddp_launch_flag *flag, const char *variable,
-                                 tddp_launch_lookup lookup, tddp_launch_options *out)
+static tddp_status from_variable(const tddp_launch_flag *flag, const char *name,
+                                 tddp_launch_lookup *lookup, tddp_launch_options *out)
 {
-    const char *value = lookup(variable);
-    if (!value || *value == '\0') {
-        return TDDP_OK;
-    }
-    return tddp_launch_value_store(flag, variable, value, out);
-}
-
-static tddp_status from_pet(const tddp_launch_flag *flag, const char *name,
-                            tddp_launch_lookup lookup, tddp_launch_options *out)
-{
-    char variable[NAME_BYTES];
-    (void)snprintf(variable, sizeof variable, "PET_%s", name);
+    char variable[TDDP_LAUNCH_WORD_BYTES + 4];
+    (void)snprintf(variable, sizeof variable, "%s%s", isupper((unsigned char)*name) ? "" : "PET_",
+                   name);
     for (char *at = variable; *at != '\0'; at++) {
         *at = *at == '-' ? '_' : (char)toupper((unsigned char)*at);
     }
-    return from_variable(flag, variable, lookup, out);
+    const char *value = lookup(variable);
+    return value && *value != '\0' ? tddp_launch_value_store(flag, variable, value, out) : TDDP_OK;
 }
 
-static tddp_status from_environment(tddp_launch_lookup lookup, tddp_launch_options *out)
+static tddp_status from_environment(tddp_launch_lookup *lookup, tddp_launch_options *out)
 {
+    char name[TDDP_LAUNCH_WORD_BYTES];
+    tddp_status status = TDDP_OK;
     for (size_t i = 0; i < tddp_launch_flag_count; i++) {
         const tddp_launch_flag *flag = &tddp_launch_flags[i];
-        if (flag->here_only) {
-            continue;
+        for (int j = 0; tddp_launch_word(flag->names, j, name) && status == TDDP_OK; j++) {
+            if (name[1] != '\0' && flag->read != tddp_launch_read_action) {
+                status = from_variable(flag, name, lookup, out);
+            }
         }
-        tddp_status status =
-            flag->variable ? from_variable(flag, flag->variable, lookup, out) : TDDP_OK;
-        if (status == TDDP_OK) {
-            status = from_pet(flag, flag->name, lookup, out);
-        }
-        if (status == TDDP_OK && flag->alias) {
-            status = from_pet(flag, flag->alias, lookup, out);
-        }
-        if (status != TDDP_OK) {
-            return status;
-        }
-    }
-    return TDDP_OK;
-}
-
-/* --- the command line ------------------------------------------------------------------------ */
-
-/* Copies the name of "--nproc_per_node=2" as "nproc-per-node"; false if it is longer than any. */
-static bool read_name(const char *argument, char name[NAME_BYTES])
-{
-    size_t length = strcspn(argument + 2, "=");
-    if (length >= NAME_BYTES) {
-        return false;
-    }
-    for (size_t i = 0; i < length; i++) {
-        name[i] = argument[2 + i] == '_' ? '-' : argument[2 + i];
-    }
-    name[length] = '\0';
-    return true;
-}
-
-/* "-r", "-r3" and "-r=3" are the same flag; code only ever stands apart. */
-static bool is_letter(const tddp_launch_flag *flag, const char *argument)
-{
-    bool joined = flag->kind != TDDP_LAUNCH_KIND_SWITCH && flag->kind != TDDP_LAUNCH_KIND_CODE;
-    return flag->letter && argument[1] == flag->letter && (argument[2] == '\0' || joined);
-}
-
-/* Whether this long flag, or its other name, begins with `name`; `*whole`: or is it. */
-static bool begins_with(const tddp_launch_flag *flag, const char *name, bool *whole)
-{
-    const char *const names[] = {flag->name, flag->alias};
-    size_t length = strlen(name);
-    bool begins = false;
-    *whole = false;
-    for (int i = 0; i < 2 && tddp_launch_flag_is_long(flag); i++) {
-        if (names[i] && strncmp(names[i], name, length) == 0) {
-            begins = true;
-            *whole |= names[i][length] == '\0';
-        }
-    }
-    return begins;
-}
-
-/* The flag with this name, or the only one that begins with it, as Python's argparse has it. With
- * several `others` has their names. */
-static const tddp_launch_flag *find_long(const char *name, char others[OTHERS_BYTES])
-{
-    const tddp_launch_flag *found = NULL;
-    size_t size = 0;
-    int count = 0;
-    for (size_t i = 0; i < tddp_launch_flag_count && *name != '\0'; i++) {
-        const tddp_launch_flag *flag = &tddp_launch_flags[i];
-        bool whole;
-        if (!begins_with(flag, name, &whole)) {
-            continue;
-        }
-        if (whole) {
-            return flag;
-        }
-        found = flag;
-        count++;
-        if (size < OTHERS_BYTES) {
-            size += (size_t)snprintf(others + size, OTHERS_BYTES - size, "%s--%s", size ? ", " : "",
-                                     flag->name);
-        }
-    }
-    if (count == 1) {
-        others[0] = '\0';
-    }
-    return count == 1 ? found : NULL;
-}
-
-static const tddp_launch_flag *find_flag(const char *argument, char others[OTHERS_BYTES])
-{
-    char name[NAME_BYTES];
-    others[0] = '\0';
-    if (argument[1] == '-') {
-        return read_name(argument, name) ? find_long(name, others) : NULL;
-    }
-    for (size_t i = 0; i < tddp_launch_flag_count; i++) {
-        if (is_letter(&tddp_launch_flags[i], argument)) {
-            return &tddp_launch_flags[i];
-        }
-    }
-    return NULL;
-}
-
-static tddp_status unknown_flag(const char *argument, const char *others)
-{
-    static const char advice[] = "flags of the script stand after it; see torchrun --help";
-    char name[NAME_BYTES];
-    if (argument[1] != '-' || !read_name(argument, name)) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "unknown flag %.64s%s; %s", argument,
-                         strlen(argument) > 64 ? "..." : "", advice);
-    }
-    if (others[0] != '\0') {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "--%s may be one of %s; expected one of them", name,
-                         others);
-    }
-    return tddp_fail(TDDP_INVALID_ARGUMENT, "unknown flag --%s; %s", name, advice);
-}
-
-/* The value within the argument itself, or NULL; `*length` is that of the flag before it. */
-static const char *joined_value(const char *argument, size_t *length)
-{
-    bool is_long = argument[1] == '-';
-    *length = is_long ? strcspn(argument, "=") : strlen(argument) < 2 ? 1 : 2;
-    const char *value = argument + *length;
-    if (*value == '=') {
-        return value + 1;
-    }
-    return *value == '\0' ? NULL : value;
-}
-
-/* Takes the flag at argv[*index] and its value; leaves *index at the last argument taken. */
-static tddp_status take_flag(int argc, char **argv, int *index, tddp_launch_options *out)
-{
-    const char *argument = argv[*index];
-    char others[OTHERS_BYTES];
-    const tddp_launch_flag *flag = find_flag(argument, others);
-    if (!flag) {
-        return unknown_flag(argument, others);
-    }
-    char source[NAME_BYTES + 4];
-    size_t length;
-    const char *value = joined_value(argument, &length);
-    (void)snprintf(source, sizeof source, "%.*s", (int)length, argument);
-    if (flag->kind == TDDP_LAUNCH_KIND_SWITCH) {
-        if (value) {
-            return tddp_fail(TDDP_INVALID_ARGUMENT, "%s takes no value, got \"%.64s\"", source,
-                             value);
-        }
-        value = "1";
-    } else if (!value) {
-        value = *index + 1 < argc ? argv[*index + 1] : NULL;
-        if (!value || (flag->kind != TDDP_LAUNCH_KIND_CODE && strncmp(value, "--", 2) == 0)) {
-            return tddp_fail(TDDP_INVALID_ARGUMENT, "%s needs a value: %s; see torchrun --help",
-                             source, flag->value);
-        }
-        (*index)++;
-    }
-    tddp_status status = tddp_launch_value_store(flag, source, value, out);
-    if (flag->kind == TDDP_LAUNCH_KIND_CONF) {
-        tddp_launch_conf_hide_password(argv[*index] + (value - argv[*index]));
     }
     return status;
 }
 
-tddp_status tddp_launch_options_parse(int argc, char **argv, tddp_launch_lookup lookup,
+/* --- the command line ------------------------------------------------------------------------ */
+
+/* The flag with this name, or the only one that begins with it, as Python's argparse has it. With
+ * several `others` has their names. */
+static const tddp_launch_flag *find_flag(const char *name, bool is_long, char others[OTHERS_BYTES])
+{
+    const tddp_launch_flag *found = NULL;
+    char word[TDDP_LAUNCH_WORD_BYTES];
+    size_t length = strlen(name);
+    int count = 0;
+    for (size_t i = 0; i < tddp_launch_flag_count && length > 0; i++) {
+        const tddp_launch_flag *flag = &tddp_launch_flags[i];
+        for (int j = 0; tddp_launch_word(flag->names, j, word); j++) {
+            if (is_long == (word[1] == '\0') || isupper((unsigned char)*word)) {
+                continue;
+            }
+            if (strcmp(word, name) == 0) {
+                others[0] = '\0';
+                return flag;
+            }
+            if (is_long && strncmp(word, name, length) == 0 && found != flag) {
+                found = flag;
+                tddp_add_text(others, OTHERS_BYTES, "%s--%s", count++ > 0 ? ", " : "", word);
+            }
+        }
+    }
+    return count == 1 ? found : NULL;
+}
+
+/* Takes the flag at argv[*index] and its value; leaves *index at the last argument taken.
+ * --nproc_per_node=2 is --nproc-per-node=2; -r3, -r=3 and -r 3 are the same; code only ever stands
+ * apart. */
+static tddp_status take_flag(char **argv, int *index, tddp_launch_options *out)
+{
+    char source[TDDP_LAUNCH_WORD_BYTES];
+    char name[TDDP_LAUNCH_WORD_BYTES];
+    char others[OTHERS_BYTES] = "";
+    char *argument = argv[*index];
+    bool is_long = argument[1] == '-';
+    size_t length = is_long ? strcspn(argument, "=") : 2;
+    char *value = argument[length] == '\0' ? NULL : argument + length + (argument[length] == '=');
+    (void)snprintf(source, sizeof source, "%.*s", (int)length, argument);
+    (void)snprintf(name, sizeof name, "%s", source + 1 + is_long);
+    for (char *at = name; *at != '\0'; at++) {
+        *at = *at == '_' ? '-' : *at;
+    }
+    const tddp_launch_flag *flag = length < sizeof source ? find_flag(name, is_long, others) : NULL;
+    if (!flag && others[0] != '\0') {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s may be one of %s; expected one of them", source,
+                         others);
+    }
+    bool stands_apart = flag && (!flag->value || flag->read == tddp_launch_read_code);
+    if (!flag || (!is_long && value && stands_apart)) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "unknown flag %.*s; flags of the script stand after it; see torchrun "
+                         "--help",
+                         is_long ? (int)length : (int)strlen(argument), argument);
+    }
+    if (!flag->value) {
+        return value ? tddp_fail(TDDP_INVALID_ARGUMENT, "%s takes no value, got \"%.64s\"", source,
+                                 value)
+                     : tddp_launch_value_store(flag, source, "1", out);
+    }
+    if (!value) {
+        value = argv[++*index]; /* NULL at their end */
+        if (!value || (flag->read != tddp_launch_read_code && strncmp(value, "--", 2) == 0)) {
+            return tddp_fail(TDDP_INVALID_ARGUMENT, "%s needs a value: %s; see torchrun --help",
+                             source, flag->value);
+        }
+    }
+    tddp_status status = tddp_launch_value_store(flag, source, value, out);
+    if (!flag->read && (value = strstr(value, password))) {
+        /* The command line is for all users of the machine to see. What follows may be the
+         * password's too, with a comma in it; no shorter text remains. */
+        value += sizeof password - 1;
+        memset(value, '*', strlen(value));
+    }
+    return status;
+}
+
+tddp_status tddp_launch_options_parse(int argc, char **argv, tddp_launch_lookup *lookup,
                                       tddp_launch_options *out)
 {
     tddp_launch_options options = defaults;
@@ -240,7 +159,7 @@ tddp_status tddp_launch_options_parse(int argc, char **argv, tddp_launch_lookup 
         if (argv[index][0] != '-' || argv[index][1] == '\0') {
             break;
         }
-        status = take_flag(argc, argv, &index, &options);
+        status = take_flag(argv, &index, &options);
     }
     if (status != TDDP_OK) {
         return status;
@@ -248,9 +167,9 @@ tddp_status tddp_launch_options_parse(int argc, char **argv, tddp_launch_lookup 
     if (!options.code && index < argc) {
         options.script = argv[index++];
     }
-    options.arguments = argv + (index < argc ? index : argc);
-    options.argument_count = index < argc ? argc - index : 0;
-    if (!options.help && !options.version && !options.print_completion) {
+    options.arguments = argv + index;
+    options.argument_count = argc - index;
+    if (!options.help && !options.version && options.print_completion < 0) {
         status = tddp_launch_options_resolve(&options);
     }
     if (status == TDDP_OK) {

@@ -9,22 +9,36 @@
 #include <unistd.h>
 
 #include "base/base.h"
-#include "launch/command/module.h"
 #include "launch/command/program.h"
-#include "launch/installed/installed.h"
 
-enum { HEAD = 8 };
+enum { HEAD = 7 };
 
 static const char macro[] = "${local_rank}";
-static const char local_rank_argument[] = "--local-rank=${local_rank}";
 
-static bool is_program(const char *path)
-{
-    struct stat found;
-    return stat(path, &found) == 0 && S_ISREG(found.st_mode) && access(path, X_OK) == 0;
-}
+/* -m NAME: Ruby has no such flag. NAME is looked for, in this order, as a program of a gem of the
+ * bundle, as a library on the load path, in ./lib and the current folder, and in a gem of that
+ * name. The file becomes $0, so that `if $0 == __FILE__` holds. Names of the code's own would be
+ * the program's top-level variables: a block keeps them in. */
+static const char module_code[] =
+    "proc do |name|\n"
+    "  $LOAD_PATH.concat(%w[lib .].map { |folder| File.expand_path(folder) })\n"
+    "  on_path = -> { $LOAD_PATH.resolve_feature_path(name)&.last }\n"
+    "  gem = Gem::Specification.find { |found| found.executables.include?(name) }\n"
+    "  gem.activate if gem && !gem.activated?\n"
+    "  path = gem ? gem.bin_file(name) : on_path.call\n"
+    "  path ||= on_path.call if Gem.try_activate(name)\n"
+    "  abort \"torchrun: -m #{name}: no gem has such a program, and the load path, ./lib and the "
+    "\" "
+    "+\n"
+    "    \"current folder have no #{name}.rb\" unless path\n"
+    "  $0 = path\n"
+    "  path\n"
+    "end.call(ARGV.shift).then { |path| load(path) }\n";
 
-static tddp_status missing(const char *path, const char *what)
+/* --- files ----------------------------------------------------------------------------------- */
+
+/* Whether a file is there and may be read or executed (R_OK, X_OK). */
+static tddp_status check_file(const char *what, const char *path, int mode)
 {
     struct stat found;
     if (stat(path, &found) != 0) {
@@ -33,33 +47,30 @@ static tddp_status missing(const char *path, const char *what)
     if (S_ISDIR(found.st_mode)) {
         return tddp_fail(TDDP_NOT_FOUND, "%s %s: is a directory", what, path);
     }
-    return tddp_fail(TDDP_NOT_FOUND, "%s %s: not executable; chmod +x makes it so", what, path);
+    if (access(path, mode) != 0) {
+        return tddp_fail(TDDP_NOT_FOUND, "%s %s: %s%s", what, path, strerror(errno),
+                         mode == X_OK ? "; chmod +x makes it executable" : "");
+    }
+    return TDDP_OK;
 }
 
 /* A program by its path, or by its name in PATH, as execvp() finds it. */
 static tddp_status find_program(const char *name, char **out)
 {
     if (strchr(name, '/')) {
-        if (!is_program(name)) {
-            return missing(name, "program");
-        }
         *out = tddp_copy_string(name);
-        return *out ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+        return *out ? check_file("program", name, X_OK) : TDDP_OUT_OF_MEMORY;
     }
     const char *folders = getenv("PATH");
     folders = folders ? folders : "/usr/local/bin:/usr/bin:/bin";
     for (const char *at = folders;; at++) {
-        size_t length = strcspn(at, ":");
-        char *path =
-            length > 0 ? tddp_format("%.*s/%s", (int)length, at, name) : tddp_format("./%s", name);
-        if (!path) {
-            return TDDP_OUT_OF_MEMORY;
+        int length = (int)strcspn(at, ":");
+        *out = length > 0 ? tddp_format("%.*s/%s", length, at, name) : tddp_format("./%s", name);
+        if (!*out || check_file("program", *out, X_OK) == TDDP_OK) {
+            return *out ? TDDP_OK : TDDP_OUT_OF_MEMORY;
         }
-        if (is_program(path)) {
-            *out = path;
-            return TDDP_OK;
-        }
-        free(path);
+        free(*out);
+        *out = NULL;
         at += length;
         if (*at == '\0') {
             return tddp_fail(TDDP_NOT_FOUND, "program %s: not found in PATH (%s)", name, folders);
@@ -67,131 +78,84 @@ static tddp_status find_program(const char *name, char **out)
     }
 }
 
-static tddp_status check_script(const char *path)
-{
-    struct stat found;
-    if (stat(path, &found) != 0 || access(path, R_OK) != 0) {
-        return tddp_fail(TDDP_NOT_FOUND, "script %s: %s", path, strerror(errno));
-    }
-    if (S_ISDIR(found.st_mode)) {
-        return tddp_fail(TDDP_NOT_FOUND, "script %s: is a directory", path);
-    }
-    return TDDP_OK;
-}
+/* --- arguments ------------------------------------------------------------------------------- */
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t length = strlen(text);
-    return length >= strlen(end) && strcmp(text + length - strlen(end), end) == 0;
-}
-
-static const char *from_environment(const char *name)
+static const char *variable_or(const char *name, const char *otherwise)
 {
     const char *value = getenv(name);
-    return value && *value != '\0' ? value : NULL;
+    return value && *value != '\0' ? value : otherwise;
 }
 
-static size_t make_python_head(const tddp_launch_options *options, const char *head[HEAD])
+/* Python's scripts by their names, its modules by the dots between words. */
+static bool is_python(const tddp_launch_options *options)
 {
-    size_t count = 0;
-    const char *python = from_environment("PYTHON_EXEC"); /* PyTorch's own variable */
-    head[count++] = python ? python : "python3";
-    head[count++] = "-u";
+    static const char in_modules[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.";
     if (options->module) {
-        head[count++] = "-m";
+        return strchr(options->module, '.') &&
+               options->module[strspn(options->module, in_modules)] == '\0';
     }
-    head[count++] = options->module ? options->module : options->script;
-    return count;
+    size_t length = options->script ? strlen(options->script) : 0;
+    return length >= 3 && strcmp(options->script + length - 3, ".py") == 0;
 }
 
-/* Fills `head` with what comes before the script's own arguments; returns how many. */
-static size_t make_head(const tddp_launch_options *options, const char *head[HEAD])
+/* Fills `head` with what comes before the script's own arguments; NULL: nothing. */
+static void make_head(const tddp_launch_options *options, const char *head[HEAD])
 {
-    size_t count = 0;
-    if (options->no_ruby) {
-        head[count++] = options->script;
-        return count;
+    const char *name = options->module ? options->module : options->script;
+    const char *code = options->module ? module_code : options->code;
+    if (options->check || options->no_ruby) {
+        head[0] = options->check ? "torchrun-check" : options->script;
+    } else if (is_python(options)) {
+        head[0] = variable_or("PYTHON_EXEC", "python3"); /* PyTorch's own variable */
+        head[1] = "-u";
+        head[2] = options->module ? "-m" : NULL;
+        head[3] = name;
+    } else {
+        head[0] = variable_or("TDDP_RUBY", "ruby");
+        head[2] = variable_or("TDDP_RUBY_PRELOAD", NULL);
+        head[1] = head[2] ? "-r" : NULL;
+        head[3] = code ? "-e" : NULL;
+        head[4] = code;
+        /* A script may be called "-x.rb", and an argument after code be "-x": ruby would take it
+         * for a flag. */
+        head[5] = "--";
+        head[6] = options->code ? NULL : name;
     }
-    if (options->module ? tddp_launch_module_is_python(options->module)
-                        : options->script && ends_with(options->script, ".py")) {
-        return make_python_head(options, head);
-    }
-    const char *ruby = from_environment("TDDP_RUBY");
-    const char *preload = from_environment("TDDP_RUBY_PRELOAD");
-    head[count++] = ruby ? ruby : "ruby";
-    if (preload) {
-        head[count++] = "-r";
-        head[count++] = preload;
-    }
-    if (!options->script) {
-        head[count++] = "-e";
-        head[count++] = options->code ? options->code : tddp_launch_module_code;
-    }
-    /* A script may be called "-x.rb", and an argument after code be "-x": ruby would take it for a
-     * flag. */
-    head[count++] = "--";
-    if (!options->code) {
-        head[count++] = options->script ? options->script : options->module;
-    }
-    return count;
-}
-
-static tddp_status copy_arguments(const tddp_launch_options *options, const char *const *head,
-                                  size_t head_count, tddp_launch_program *out)
-{
-    size_t given = head_count + (size_t)options->argument_count;
-    size_t total = given + (options->pass_local_rank ? 1 : 0);
-    out->arguments = tddp_alloc_array(total + 1, sizeof *out->arguments);
-    if (!out->arguments) {
-        return TDDP_OUT_OF_MEMORY;
-    }
-    out->first_own = head_count;
-    for (size_t i = 0; i < total; i++) {
-        const char *text = i < head_count ? head[i]
-                           : i < given    ? options->arguments[i - head_count]
-                                          : local_rank_argument;
-        out->arguments[i] = tddp_copy_string(text);
-        if (!out->arguments[i]) {
-            return TDDP_OUT_OF_MEMORY;
-        }
-        out->count++;
-    }
-    return TDDP_OK;
-}
-
-static tddp_status prepare_check(tddp_launch_program *out)
-{
-    static const tddp_launch_options no_arguments;
-    static const char *const head[] = {"torchrun-check"};
-    tddp_status status = tddp_launch_installed("--check", head[0], &out->path);
-    return status == TDDP_OK ? copy_arguments(&no_arguments, head, 1, out) : status;
-}
-
-static tddp_status prepare_script(const tddp_launch_options *options, tddp_launch_program *out)
-{
-    const char *head[HEAD];
-    size_t head_count = make_head(options, head);
-    tddp_status status =
-        options->script && !options->no_ruby ? check_script(options->script) : TDDP_OK;
-    if (status == TDDP_OK) {
-        status = find_program(head[0], &out->path);
-    }
-    return status == TDDP_OK ? copy_arguments(options, head, head_count, out) : status;
 }
 
 tddp_status tddp_launch_program_prepare(const tddp_launch_options *options,
                                         tddp_launch_program *out)
 {
+    const char *head[HEAD] = {NULL};
+    size_t given = options->check ? 0 : (size_t)options->argument_count;
     tddp_launch_program program = {.name = options->check    ? "torchrun --check"
                                            : options->script ? options->script
                                            : options->module ? options->module
                                                              : "-e"};
-    tddp_status status =
-        options->check ? prepare_check(&program) : prepare_script(options, &program);
+    make_head(options, head);
+    tddp_status status = options->script && !options->no_ruby
+                             ? check_file("script", options->script, R_OK)
+                             : TDDP_OK;
+    if (status == TDDP_OK) {
+        status = options->check ? tddp_launch_installed("--check", head[0], &program.path)
+                                : find_program(head[0], &program.path);
+    }
+    if (status == TDDP_OK) {
+        program.arguments = tddp_alloc_array(HEAD + given + 2, sizeof *program.arguments);
+        status = program.arguments ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    }
     if (status != TDDP_OK) {
         tddp_launch_program_free(&program);
         return status;
     }
+    size_t count = 0;
+    for (size_t i = 0; i < HEAD + given; i++) {
+        program.arguments[count] = i < HEAD ? head[i] : options->arguments[i - HEAD];
+        count += program.arguments[count] != NULL;
+    }
+    program.arguments[count] =
+        options->pass_local_rank && !options->check ? "--local-rank=${local_rank}" : NULL;
     *out = program;
     return TDDP_OK;
 }
@@ -199,52 +163,31 @@ tddp_status tddp_launch_program_prepare(const tddp_launch_options *options,
 void tddp_launch_program_free(tddp_launch_program *program)
 {
     free(program->path);
-    tddp_launch_list_free(program->arguments);
+    free(program->arguments);
     *program = (tddp_launch_program){0};
-}
-
-void tddp_launch_list_free(char **list)
-{
-    for (size_t i = 0; list && list[i]; i++) {
-        free(list[i]);
-    }
-    free(list);
-}
-
-char *tddp_launch_substitute(const char *text, int local_rank)
-{
-    tddp_bytes made = {0};
-    char number[16];
-    int digits = snprintf(number, sizeof number, "%d", local_rank);
-    tddp_status status = TDDP_OK;
-    const char *found;
-    while (status == TDDP_OK && (found = strstr(text, macro))) {
-        status = tddp_bytes_append(&made, text, (size_t)(found - text));
-        if (status == TDDP_OK) {
-            status = tddp_bytes_append(&made, number, (size_t)digits);
-        }
-        text = found + sizeof macro - 1;
-    }
-    if (status == TDDP_OK) {
-        status = tddp_bytes_append(&made, text, strlen(text) + 1);
-    }
-    if (status != TDDP_OK) {
-        tddp_bytes_free(&made);
-    }
-    return made.data;
 }
 
 char **tddp_launch_program_argv(const tddp_launch_program *program, int local_rank)
 {
-    char **list = tddp_alloc_array(program->count + 1, sizeof *list);
-    for (size_t i = 0; list && i < program->count; i++) {
-        list[i] = i < program->first_own
-                      ? tddp_copy_string(program->arguments[i])
-                      : tddp_launch_substitute(program->arguments[i], local_rank);
-        if (!list[i]) {
-            tddp_launch_list_free(list);
-            return NULL;
+    tddp_bytes text = {0};
+    char number[16];
+    size_t count = 0;
+    bool failed = false;
+    (void)snprintf(number, sizeof number, "%d", local_rank);
+    for (; program->arguments[count] && !failed; count++) {
+        const char *at = program->arguments[count];
+        for (const char *found; (found = strstr(at, macro)); at = found + sizeof macro - 1) {
+            failed |= tddp_bytes_append(&text, at, (size_t)(found - at)) != TDDP_OK ||
+                      tddp_bytes_append(&text, number, strlen(number)) != TDDP_OK;
         }
+        failed |= tddp_bytes_append(&text, at, strlen(at) + 1) != TDDP_OK;
     }
-    return list;
+    char **list = failed ? NULL : tddp_alloc((count + 1) * sizeof *list + text.size);
+    char *next = list ? memcpy(list + count + 1, text.data, text.size) : NULL;
+    for (size_t i = 0; list && i < count; i++) {
+        list[i] = next;
+        next += strlen(next) + 1;
+    }
+    tddp_bytes_free(&text);
+    return list; /* tddp_alloc() has put a NULL at its end */
 }

@@ -1,22 +1,17 @@
 /*
  * What a worker runs: the program's file and its arguments, worked out and checked once, before
- * anything starts.
+ * anything starts; and files that are installed beside torchrun.
  */
 #ifndef TDDP_LAUNCH_PROGRAM_H
 #define TDDP_LAUNCH_PROGRAM_H
 
-#include <stddef.h>
-
-#include <tddp/status.h>
-
 #include "launch/command/options.h"
 
 typedef struct tddp_launch_program {
-    char *path;       /* of the file to execute; owned */
-    char **arguments; /* argv with macros still in it, NULL at its end; owned with its strings */
-    size_t count;
-    size_t first_own; /* index of the first argument that the user wrote for the script */
-    const char *name; /* for people: the script, borrowed from the options */
+    char *path;             /* of the file to execute; owned */
+    const char **arguments; /* argv with macros still in it, NULL at its end; owned, its strings are
+                               the options', the environment's or constant */
+    const char *name;       /* for people: the script, borrowed from the options */
 } tddp_launch_program;
 
 /*
@@ -28,14 +23,14 @@ TDDP_NODISCARD tddp_status tddp_launch_program_prepare(const tddp_launch_options
                                                        tddp_launch_program *out);
 void tddp_launch_program_free(tddp_launch_program *program);
 
-/* argv for one worker, ${local_rank} replaced. Caller: tddp_launch_list_free(). NULL if memory is
- * short. */
+/* argv for one worker, each ${local_rank} replaced, in one piece of memory with its texts: free().
+ * NULL if memory is short. */
 char **tddp_launch_program_argv(const tddp_launch_program *program, int local_rank);
 
-/* `text` with each "${local_rank}" replaced. free(). NULL if memory is short. */
-char *tddp_launch_substitute(const char *text, int local_rank);
+/* --- program_linux.c ------------------------------------------------------------------------- */
 
-/* Frees strings up to the NULL, and the list. NULL is fine. */
-void tddp_launch_list_free(char **list);
+/* The path of a file that `flag` needs, `place` being its path from torchrun's folder. Caller:
+ * free(). Errors: TDDP_NOT_FOUND, TDDP_OUT_OF_MEMORY. */
+TDDP_NODISCARD tddp_status tddp_launch_installed(const char *flag, const char *place, char **out);
 
 #endif

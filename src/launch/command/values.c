@@ -1,245 +1,395 @@
 /*
- * Turns the text of one flag's value into its field, one function a kind; lists are lists.c's. The
- * text of a refusal names where the value came from (flag or variable), the value, and what was
- * expected. Pure: no thread, no global.
+ * Turns the text of a value into its field, one function a kind; a list that does not fit is
+ * refused. What a refusal expects comes from the table's row. Also the questions that others ask of
+ * lists. One thread; reads the file that password_file names.
  */
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/base.h"
-#include "launch/command/options.h"
+#include "base/scan_file.h"
+#include "launch/command/flags.h"
 #include "net/net.h"
 
-tddp_status tddp_launch_value_refuse(const char *source, const char *value, const char *expected)
-{
-    return tddp_fail(TDDP_INVALID_ARGUMENT, "%s=%.256s: expected %s", source, value, expected);
-}
+enum { PART_BYTES = TDDP_LAUNCH_HOST_BYTES + 16, NAMED = 4, MAX_PORT = 65535 };
 
-static tddp_status store_switch(const char *source, const char *value, bool *out)
-{
-    if (strcmp(value, "0") != 0 && strcmp(value, "1") != 0) {
-        return tddp_launch_value_refuse(source, value, "0 or 1");
-    }
-    *out = value[0] == '1';
-    return TDDP_OK;
-}
+/* --- words and numbers ----------------------------------------------------------------------- */
 
-static tddp_status store_number(const tddp_launch_flag *flag, const char *source, const char *value,
-                                int *out)
+/* The place of `value` among the words, or -1. */
+static int find_word(const char *words, const char *value)
 {
-    int64_t number;
-    if (!tddp_parse_int(value, flag->min, flag->max, &number)) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s=%.64s: expected a number from %lld to %lld",
-                         source, value, (long long)flag->min, (long long)flag->max);
-    }
-    *out = (int)number;
-    return TDDP_OK;
-}
-
-static tddp_status store_seconds(const tddp_launch_flag *flag, const char *source,
-                                 const char *value, double *out)
-{
-    char *end;
-    /* strtod also takes "nan", "inf" and hexadecimal, which are mistakes here. */
-    bool plain = value[0] != '\0' && strspn(value, "0123456789.eE+-") == strlen(value);
-    double seconds = plain ? strtod(value, &end) : 0;
-    if (!plain || *end != '\0' || !(seconds >= 0 && seconds <= (double)flag->max)) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s=%.64s: expected seconds from 0 to %lld", source,
-                         value, (long long)flag->max);
-    }
-    *out = seconds;
-    return TDDP_OK;
-}
-
-/* N or MIN:MAX. */
-static tddp_status store_nodes(const tddp_launch_flag *flag, const char *source, const char *value,
-                               tddp_launch_options *out)
-{
-    char low_text[16] = "";
-    const char *colon = strchr(value, ':');
-    size_t length = colon ? (size_t)(colon - value) : strlen(value);
-    int64_t low = 0;
-    int64_t high = 0;
-    if (length < sizeof low_text) {
-        memcpy(low_text, value, length);
-    }
-    bool right = tddp_parse_int(low_text, flag->min, flag->max, &low);
-    if (right && colon) {
-        right = tddp_parse_int(colon + 1, low, flag->max, &high);
-    }
-    if (!right) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "%s=%.64s: expected a number of nodes from %lld to %lld, or MIN:MAX",
-                         source, value, (long long)flag->min, (long long)flag->max);
-    }
-    out->min_nodes = (int)low;
-    out->max_nodes = (int)(colon ? high : low);
-    return TDDP_OK;
-}
-
-static tddp_status store_processes(const tddp_launch_flag *flag, const char *source,
-                                   const char *value, tddp_launch_process_count *out)
-{
-    static const struct {
-        const char *name;
-        tddp_launch_processes kind;
-    } names[] = {
-        {"auto", TDDP_LAUNCH_PROCESSES_AUTO},
-        {"cpu", TDDP_LAUNCH_PROCESSES_CPU},
-        {"gpu", TDDP_LAUNCH_PROCESSES_GPU},
-        {"xpu", TDDP_LAUNCH_PROCESSES_XPU},
-    };
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(value, names[i].name) == 0) {
-            *out = (tddp_launch_process_count){names[i].kind, 0};
-            return TDDP_OK;
+    char word[TDDP_LAUNCH_WORD_BYTES];
+    for (int i = 0; tddp_launch_word(words, i, word); i++) {
+        if (strcasecmp(word, value) == 0) {
+            return i;
         }
-    }
-    int64_t number;
-    if (!tddp_parse_int(value, flag->min, flag->max, &number)) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "%s=%.64s: expected a number from %lld to %lld, auto, cpu or gpu", source,
-                         value, (long long)flag->min, (long long)flag->max);
-    }
-    *out = (tddp_launch_process_count){TDDP_LAUNCH_PROCESSES_NUMBER, (int)number};
-    return TDDP_OK;
-}
-
-/* The place of `value` among the words of `choices`, or -1. */
-static int find_choice(const char *choices, const char *value)
-{
-    size_t wanted = strlen(value);
-    int index = 0;
-    for (const char *at = choices; *at != '\0'; index++) {
-        size_t length = strcspn(at, " ");
-        if (length == wanted && memcmp(at, value, length) == 0) {
-            return index;
-        }
-        at += length + strspn(at + length, " ");
     }
     return -1;
 }
 
-/* "a", "a or b", "a, b or c". */
-static tddp_status refuse_choice(const tddp_launch_flag *flag, const char *source,
-                                 const char *value)
+bool tddp_launch_read_action(const tddp_launch_flag *flag, const char *value, void *field)
 {
-    char expected[256] = "";
-    size_t size = 0;
-    for (const char *at = flag->choices; *at != '\0' && size < sizeof expected;) {
-        size_t length = strcspn(at, " ");
-        const char *next = at + length + strspn(at + length, " ");
-        bool last = *next == '\0';
-        const char *before = at == flag->choices ? "" : last ? " or " : ", ";
-        size += (size_t)snprintf(expected + size, sizeof expected - size, "%s%.*s", before,
-                                 (int)length, at);
-        at = next;
-    }
-    /* A value that PyTorch knows deserves a reason: the flag's help has it. */
-    return tddp_fail(TDDP_INVALID_ARGUMENT, "%s=%.64s: expected %s%s%s%s", source, value, expected,
-                     strchr(flag->choices, ' ') ? "" : " (",
-                     strchr(flag->choices, ' ') ? "" : flag->help,
-                     strchr(flag->choices, ' ') ? "" : ")");
+    (void)flag;
+    (void)value;
+    *(int *)field = 1;
+    return true;
 }
 
-static tddp_status store_choice(const tddp_launch_flag *flag, const char *source, const char *value,
-                                int *out)
+bool tddp_launch_read_switch(const tddp_launch_flag *flag, const char *value, void *field)
 {
-    int index = find_choice(flag->choices, value);
-    if (index < 0 && strcmp(value, "etcd-v2") == 0 && strcmp(flag->name, "rdzv-backend") == 0) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "%s=etcd-v2: etcd has no API of version 2 any more; expected etcd, which "
-                         "uses version 3",
-                         source);
-    }
-    if (index < 0) {
-        return refuse_choice(flag, source, value);
-    }
-    *out = index;
-    return TDDP_OK;
+    (void)flag;
+    int found = find_word("0 1 false true f t no yes n y", value);
+    *(int *)field = found % 2;
+    return found >= 0;
 }
 
-static tddp_status store_word(const tddp_launch_flag *flag, const char *source, const char *value,
-                              const char **out)
+bool tddp_launch_read_choice(const tddp_launch_flag *flag, const char *value, void *field)
 {
-    if (find_choice(flag->choices, value) < 0) {
-        return refuse_choice(flag, source, value);
-    }
-    *out = value;
-    return TDDP_OK;
+    *(int *)field = find_word(flag->value, value);
+    return *(int *)field >= 0;
 }
 
-/* An address or a name; several colons are an IPv6 address's. */
-static tddp_status store_address(const char *source, const char *value, const char **out)
+bool tddp_launch_read_text(const tddp_launch_flag *flag, const char *value, void *field)
 {
+    (void)flag;
+    *(const char **)field = value;
+    return *value != '\0';
+}
+
+bool tddp_launch_read_code(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    (void)tddp_launch_read_text(flag, value, field);
+    return true;
+}
+
+bool tddp_launch_read_number(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    int64_t number = 0;
+    bool right = tddp_parse_int(value, flag->min, flag->max, &number);
+    *(int *)field = (int)number;
+    return right;
+}
+
+bool tddp_launch_read_seconds(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    char *end;
+    *(double *)field = strtod(value, &end);
+    /* strtod also takes "nan", "inf" and hexadecimal, which are mistakes here. */
+    return end != value && value[strspn(value, "0123456789.eE+-")] == '\0' && *end == '\0' &&
+           *(double *)field >= 0 && *(double *)field <= flag->max;
+}
+
+bool tddp_launch_read_processes(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    int kind = find_word(flag->value, value);
+    *(int *)field = -kind;
+    return kind > 0 || tddp_launch_read_number(flag, value, field);
+}
+
+/* N or MIN:MAX, into two ints. */
+bool tddp_launch_read_nodes(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    int *out = field;
+    char low[16];
     const char *colon = strchr(value, ':');
-    bool has_port = colon && !strchr(colon + 1, ':');
-    if (*value == '\0' || strlen(value) >= TDDP_LAUNCH_HOST_BYTES || has_port ||
-        strpbrk(value, "[], ")) {
-        return tddp_launch_value_refuse(source, value,
-                                        "an address or a host's name, without brackets or a port");
-    }
-    *out = value;
-    return TDDP_OK;
+    (void)snprintf(low, sizeof low, "%.*s", (int)strcspn(value, ":"), value);
+    return tddp_launch_read_number(flag, low, &out[0]) &&
+           tddp_launch_read_number(flag, colon ? colon + 1 : value, &out[1]) && out[0] <= out[1];
 }
 
-/* PORT or ADDRESS:PORT. */
-static tddp_status store_listener(const char *source, const char *value, tddp_launch_endpoint *out)
+/* --- places ---------------------------------------------------------------------------------- */
+
+/* HOST, HOST:PORT, [V6] or [V6]:PORT; a text with several colons and no brackets is a bare V6. */
+static bool read_endpoint(const char *text, tddp_launch_endpoint *out)
 {
+    bool bracketed = text[0] == '[';
+    const char *host = text + bracketed;
+    size_t length = strcspn(host, bracketed ? "]" : ":");
+    if (!bracketed && host[length] == ':' && strchr(host + length + 1, ':')) {
+        length = strlen(host);
+    }
+    const char *rest = host + length + (bracketed && host[length] == ']');
+    int64_t port = -1;
+    if (length == 0 || length >= sizeof out->host || rest != host + length + bracketed ||
+        strcspn(host, "@[, ") < length || (*rest != '\0' && *rest != ':') ||
+        (*rest == ':' && !tddp_parse_int(rest + 1, 0, MAX_PORT, &port))) {
+        return false;
+    }
+    *out = (tddp_launch_endpoint){.port = (int)port};
+    memcpy(out->host, host, length);
+    return true;
+}
+
+void tddp_launch_endpoint_text(const tddp_launch_endpoint *endpoint, char *text, size_t size)
+{
+    (void)snprintf(text, size, strchr(endpoint->host, ':') ? "[%s]:%d" : "%s:%d", endpoint->host,
+                   endpoint->port);
+}
+
+bool tddp_launch_read_host(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    (void)flag;
+    tddp_launch_endpoint found;
+    bool right = read_endpoint(value, &found) && found.port < 0;
+    memcpy(field, found.host, right ? sizeof found.host : 0);
+    return right;
+}
+
+/* PORT or ADDRESS:PORT, the address a numeric one. */
+bool tddp_launch_read_listener(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    (void)flag;
     int64_t port;
     tddp_net_address address;
-    tddp_launch_endpoint found = {.port = -1};
-    if (tddp_parse_int(value, 0, 65535, &port)) {
-        found.port = (int)port;
-    } else if (!tddp_launch_endpoint_read(value, &found) || found.port < 0 ||
-               !tddp_net_parse(found.host, found.port, &address)) {
-        return tddp_launch_value_refuse(source, value,
-                                        "a port from 0 to 65535, with a numeric address before it "
-                                        "if others than this host are to reach it: 0.0.0.0:8080");
+    tddp_launch_endpoint *out = field;
+    if (tddp_parse_int(value, 0, MAX_PORT, &port)) {
+        *out = (tddp_launch_endpoint){.port = (int)port};
+        return true;
     }
-    *out = found;
+    return read_endpoint(value, out) && out->port >= 0 &&
+           tddp_net_parse(out->host, out->port, &address);
+}
+
+/* --- lists ----------------------------------------------------------------------------------- */
+
+/* Copies the part at *at without the spaces around it and steps over its comma; false if it is
+ * longer than any that makes sense. */
+static bool next_part(const char **at, char part[PART_BYTES])
+{
+    const char *from = *at + strspn(*at, " ");
+    size_t length = strcspn(from, ",");
+    *at = from + length + (from[length] == ',');
+    while (length > 0 && from[length - 1] == ' ') {
+        length--;
+    }
+    (void)snprintf(part, PART_BYTES, "%.*s", (int)length, from);
+    return length < PART_BYTES;
+}
+
+bool tddp_launch_read_endpoints(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    (void)flag;
+    tddp_launch_options *out = field;
+    char part[PART_BYTES];
+    out->endpoint_count = 0;
+    for (const char *at = value; *at != '\0';) {
+        tddp_launch_endpoint *found = &out->endpoints[out->endpoint_count];
+        if (out->endpoint_count == TDDP_LAUNCH_MAX_ENDPOINTS || !next_part(&at, part) ||
+            !read_endpoint(part, found)) {
+            return false;
+        }
+        for (tddp_launch_endpoint *other = out->endpoints; other < found; other++) {
+            if (found->port == other->port && strcasecmp(found->host, other->host) == 0) {
+                return false;
+            }
+        }
+        out->endpoint_count++;
+    }
+    return true;
+}
+
+/* RANK:STREAMS,... or RANK,..., each local rank at most once; or the streams of all. */
+bool tddp_launch_read_by_rank(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    tddp_launch_by_rank *out = field;
+    bool streams = flag->max > 0;
+    char part[PART_BYTES];
+    int64_t rank;
+    int number = 1;
+    memset(out, 0, sizeof *out);
+    if (streams && tddp_launch_read_number(flag, value, &number)) {
+        memset(out->of, number, sizeof out->of);
+        out->given = number != 0;
+        return true;
+    }
+    for (const char *at = value; *at != '\0'; out->given = true) {
+        bool right = next_part(&at, part);
+        char *colon = part + strcspn(part, ":");
+        right &= !streams || (*colon && tddp_launch_read_number(flag, colon + 1, &number));
+        *colon = streams ? '\0' : *colon;
+        if (!right || !tddp_parse_int(part, 0, TDDP_LAUNCH_MAX_LOCAL - 1, &rank) ||
+            out->of[rank] != 0) {
+            return false;
+        }
+        out->of[rank] = (unsigned char)(number | NAMED);
+        out->highest = rank > out->highest ? (int)rank : out->highest;
+    }
+    return true;
+}
+
+int tddp_launch_streams_of(const tddp_launch_by_rank *streams, int local_rank)
+{
+    return streams->of[local_rank] & ~NAMED;
+}
+
+bool tddp_launch_ranks_has(const tddp_launch_by_rank *ranks, int local_rank)
+{
+    return !ranks->given || ranks->of[local_rank] != 0;
+}
+
+/* Texts between single commas, the spaces around them taken away; ",," is a comma of the text. */
+bool tddp_launch_read_filters(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    (void)flag;
+    tddp_launch_filters *out = field;
+    size_t size = 0;
+    out->count = 0;
+    const char *at = strcmp(value, "[]") == 0 ? "" : value; /* PyTorch's way to write none */
+    while (*at != '\0') {
+        size_t begin = size;
+        at += strspn(at, " ");
+        for (; *at != '\0' && (*at != ',' || at[1] == ','); at++) {
+            if (size + 1 >= sizeof out->texts) {
+                return false;
+            }
+            out->texts[size++] = *at;
+            at += *at == ',';
+        }
+        at += *at == ',';
+        while (size > begin && out->texts[size - 1] == ' ') {
+            size--;
+        }
+        if (size > begin) {
+            out->texts[size++] = '\0';
+            out->count++;
+        }
+    }
+    return true;
+}
+
+bool tddp_launch_filters_match(const tddp_launch_filters *filters, const char *line, size_t size)
+{
+    const char *text = filters->texts;
+    for (int i = 0; i < filters->count; i++) {
+        size_t length = strlen(text);
+        if (memmem(line, size, text, length)) {
+            return true;
+        }
+        text += length + 1;
+    }
+    return false;
+}
+
+/* The number of "SIGTERM", "TERM", "term" or "15"; 0 if there is no such signal, or none that can
+ * be waited for: SIGCHLD and SIGCONT are torchrun's own, the others its own faults. */
+static int signal_number(const char *text)
+{
+    static const int refused[] = {SIGKILL, SIGSTOP, SIGCHLD, SIGCONT, SIGILL, SIGTRAP,
+                                  SIGABRT, SIGBUS,  SIGFPE,  SIGSEGV, SIGSYS};
+    const char *name = strncasecmp(text, "SIG", 3) == 0 ? text + 3 : text;
+    int64_t number = 0;
+    bool numeric = tddp_parse_int(text, 1, NSIG - 1, &number);
+    for (int i = 1; i < NSIG && !numeric; i++) {
+        const char *known = sigabbrev_np(i);
+        number = known && strcasecmp(known, name) == 0 ? i : number;
+    }
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        number = number == refused[i] ? 0 : number;
+    }
+    return number > 0 && sigabbrev_np((int)number) ? (int)number : 0;
+}
+
+bool tddp_launch_read_signals(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    (void)flag;
+    tddp_launch_options *out = field;
+    char part[PART_BYTES];
+    const char *at = value;
+    out->signal_count = 0;
+    do {
+        int number = next_part(&at, part) ? signal_number(part) : 0;
+        if (number == 0 || out->signal_count == TDDP_LAUNCH_MAX_SIGNALS) {
+            return false;
+        }
+        out->signals[out->signal_count++] = number;
+    } while (*at != '\0');
+    return true;
+}
+
+/* --- settings -------------------------------------------------------------------------------- */
+
+/* Only a password may have a "=": elsewhere it stands behind a mistake. */
+bool tddp_launch_read_copy(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    bool right = strlen(value) < TDDP_LAUNCH_HOST_BYTES &&
+                 (!strchr(value, '=') || strncmp(flag->names, "password", 8) == 0);
+    memcpy(field, value, right ? strlen(value) + 1 : 0);
+    return right;
+}
+
+bool tddp_launch_read_first_line(const tddp_launch_flag *flag, const char *value, void *field)
+{
+    char line[2 * TDDP_LAUNCH_HOST_BYTES];
+    return tddp_scan_file(value, "%511[^\r\n]", line) && tddp_launch_read_copy(flag, line, field);
+}
+
+/* --- all ------------------------------------------------------------------------------------- */
+
+/* Of a list of settings no value is shown: it may be a password, or stand after one. */
+static tddp_status refuse(const tddp_launch_flag *flag, const char *source, const char *value)
+{
+    char range[48] = "";
+    bool shown = value && !strchr(value, '@');
+    if (flag->max > 0) {
+        (void)snprintf(range, sizeof range, ", from %d to %d", flag->min, flag->max);
+    }
+    return tddp_fail(TDDP_INVALID_ARGUMENT, "%s%s%.256s: expected %s%s; see torchrun --help",
+                     source, shown ? "=" : "", shown ? value : "",
+                     flag->value ? flag->value : "0|1", range);
+}
+
+static tddp_status store_setting(const char *source, char *part, bool key_shown,
+                                 tddp_launch_options *out)
+{
+    char name[2 * TDDP_LAUNCH_WORD_BYTES];
+    char *equals = strchr(part, '=');
+    for (size_t i = 0; equals && i < tddp_launch_conf_key_count; i++) {
+        const tddp_launch_flag *key = &tddp_launch_conf_keys[i];
+        if (strncmp(part, key->names, (size_t)(equals - part)) != 0 ||
+            key->names[equals - part] != '\0') {
+            continue;
+        }
+        if (key->offset >= offsetof(tddp_launch_options, conf.etcd) && !out->conf.etcd_key) {
+            out->conf.etcd_key = key->names;
+        }
+        (void)snprintf(name, sizeof name, "%s: %s", source, key->names);
+        return key->read(key, equals + 1, (char *)out + key->offset) ? TDDP_OK
+                                                                     : refuse(key, name, NULL);
+    }
+    bool named = equals && key_shown;
+    return tddp_fail(TDDP_INVALID_ARGUMENT,
+                     "%s: %s%.*s; expected KEY=VALUE,... without a comma in a value; the keys are "
+                     "in torchrun --help",
+                     source, named ? "unknown key " : "what has no known key",
+                     named ? (int)(equals - part) : 0, part);
+}
+
+static tddp_status store_settings(const tddp_launch_flag *flag, const char *source,
+                                  const char *value, tddp_launch_options *out)
+{
+    /* What is no key may be a part of a password, with a comma in it or badly written. */
+    bool key_shown = !strstr(value, "pass");
+    char part[PART_BYTES];
+    for (const char *at = value; *at != '\0';) {
+        if (!next_part(&at, part)) {
+            return refuse(flag, source, NULL);
+        }
+        tddp_status status = *part ? store_setting(source, part, key_shown, out) : TDDP_OK;
+        if (status != TDDP_OK) {
+            return status;
+        }
+    }
     return TDDP_OK;
 }
 
 tddp_status tddp_launch_value_store(const tddp_launch_flag *flag, const char *source,
                                     const char *value, tddp_launch_options *out)
 {
-    void *field = (char *)out + flag->offset;
-    switch (flag->kind) {
-    case TDDP_LAUNCH_KIND_SWITCH:
-        return store_switch(source, value, field);
-    case TDDP_LAUNCH_KIND_TEXT:
-        if (*value == '\0') {
-            return tddp_launch_value_refuse(source, value, flag->value);
-        }
-        *(const char **)field = value;
-        return TDDP_OK;
-    case TDDP_LAUNCH_KIND_CODE:
-        *(const char **)field = value;
-        return TDDP_OK;
-    case TDDP_LAUNCH_KIND_WORD:
-        return store_word(flag, source, value, field);
-    case TDDP_LAUNCH_KIND_CHOICE:
-        return store_choice(flag, source, value, field);
-    case TDDP_LAUNCH_KIND_ADDRESS:
-        return store_address(source, value, field);
-    case TDDP_LAUNCH_KIND_LISTENER:
-        return store_listener(source, value, field);
-    case TDDP_LAUNCH_KIND_NUMBER:
-        return store_number(flag, source, value, field);
-    case TDDP_LAUNCH_KIND_SECONDS:
-        return store_seconds(flag, source, value, field);
-    case TDDP_LAUNCH_KIND_NODES:
-        return store_nodes(flag, source, value, out);
-    case TDDP_LAUNCH_KIND_PROCESSES:
-        return store_processes(flag, source, value, field);
-    case TDDP_LAUNCH_KIND_ENDPOINTS:
-    case TDDP_LAUNCH_KIND_CONF:
-    case TDDP_LAUNCH_KIND_STREAMS:
-    case TDDP_LAUNCH_KIND_RANKS:
-    case TDDP_LAUNCH_KIND_FILTERS:
-    case TDDP_LAUNCH_KIND_SIGNALS:
-        return tddp_launch_list_store(flag, source, value, out);
+    if (!flag->read) {
+        return store_settings(flag, source, value, out);
     }
-    return tddp_fail(TDDP_INTERNAL, "%s: a flag of no kind", source);
+    return flag->read(flag, value, (char *)out + flag->offset) ? TDDP_OK
+                                                               : refuse(flag, source, value);
 }

@@ -6,33 +6,27 @@
  *                      `-- workers, each in a session of its own, and what they start
  *
  * Each watches the other. If the front is killed, the agent gets a signal from the kernel and ends
- * the workers in order. If the agent is killed, the front adopts all its processes, and kills them.
- * The agent's group of its own keeps what is meant for torchrun's group (Ctrl-C, kill(1) of a
- * group) from reaching it twice, and SIGKILL for the group from reaching both.
+ * the workers in order. If the agent is killed, the front adopts all its processes, and kills them:
+ * one process could not, since what workers start would be adopted above it. The agent's group of
+ * its own keeps what is meant for torchrun's group (Ctrl-C, kill(1) of a group) from reaching it
+ * twice, and SIGKILL for the group from reaching both.
  */
 #ifndef TDDP_LAUNCH_FRONT_H
 #define TDDP_LAUNCH_FRONT_H
 
-#include "launch/workers/processes.h"
 #include "launch/workers/signals.h"
 
 /*
- * Forks, once signals are blocked and before any thread is started. In the agent `*agent` is 0 and
- * the signals are open; in the front it is the agent's pid. Errors, in either: TDDP_SYSTEM.
+ * Forks, once signals are blocked and before any thread is started. In the agent it returns at
+ * once, `*status` being -1 and the signals open; getppid() is torchrun's pid as people know it.
+ *
+ * In the front it passes signals on until the agent has ended; then `*status` is torchrun's exit
+ * status, the agent's or 128 + the signal that killed it, and no process is left of the job.
+ * Children from before are left alone. Ctrl-Z stops the workers with the front, and they continue
+ * with it; the agent runs on, so that this node is not lost to the others.
+ *
+ * Errors, in either: TDDP_SYSTEM, TDDP_OUT_OF_MEMORY.
  */
-TDDP_NODISCARD tddp_status tddp_launch_front_split(tddp_launch_signals *signals, pid_t *agent);
-
-/*
- * The front's life: passes signals on until the agent has ended; returns torchrun's exit status,
- * the agent's or 128 + the signal that killed it. Then nothing is left of the job but `unrelated`:
- * no process, and not the folder that the agent would have removed (NULL: there is none).
- * Ctrl-Z stops the workers with the front, and they continue with it; the agent runs on, so that
- * this node is not lost to the others.
- */
-int tddp_launch_front_watch(pid_t agent, tddp_launch_signals *signals,
-                            const tddp_launch_unrelated *unrelated, const char *private_folder);
-
-/* In the agent: torchrun's pid as people know it, which is the front's. */
-pid_t tddp_launch_torchrun_pid(void);
+TDDP_NODISCARD tddp_status tddp_launch_split(tddp_launch_signals *signals, int *status);
 
 #endif

@@ -82,17 +82,6 @@ static int64_t collect(tddp_launch_loop *loop)
     return first;
 }
 
-static tddp_status call(tddp_launch_loop *loop, size_t at, int events)
-{
-    tddp_launch_source *source = loop->sources[at];
-    tddp_status status = source->callback(source->data, events);
-    if (status != TDDP_OK && loop->sources[at]) {
-        source->events = 0;
-        source->time = 0;
-    }
-    return status;
-}
-
 tddp_status tddp_launch_loop_turn(tddp_launch_loop *loop)
 {
     arrange(loop);
@@ -109,13 +98,13 @@ tddp_status tddp_launch_loop_turn(tddp_launch_loop *loop)
         if (!source) {
             continue;
         }
-        int events = source->events ? loop->entries[polled - 1 - i].revents : 0;
-        if (source->time != 0 && source->time <= now) {
+        bool due = source->time != 0 && source->time <= now;
+        bool ready = source->events != 0 && loop->entries[polled - 1 - i].revents != 0;
+        source->time = due ? 0 : source->time;
+        status = due || ready ? source->callback(source->data) : TDDP_OK;
+        if (status != TDDP_OK && loop->sources[i]) {
+            source->events = 0;
             source->time = 0;
-            events |= TDDP_LAUNCH_TIME;
-        }
-        if (events) {
-            status = call(loop, i, events);
         }
     }
     return status;

@@ -21,11 +21,8 @@ typedef enum tddp_launch_priority {
     TDDP_LAUNCH_PRIORITY_REQUEST,  /* whoever asks for the state gets the latest */
 } tddp_launch_priority;
 
-/* Among the events of a callback: the source's time has come. */
-enum { TDDP_LAUNCH_TIME = 1 << 16 };
-
-/* `events` is what poll(2) reports of the descriptor, and TDDP_LAUNCH_TIME. */
-typedef tddp_status tddp_launch_callback(void *data, int events);
+/* The descriptor is ready, or the time has come. */
+typedef tddp_status tddp_launch_callback(void *data);
 
 typedef struct tddp_launch_source {
     int fd;       /* -1: none */

@@ -1,224 +1,267 @@
 /*
- * Writes to standard output and standard error without blocking, since a blocked write
- * would delay the handling of signals. The descriptors are shared with other programs (the shell's
- * terminal), so they are not switched to non-blocking: a pipe or terminal is reopened by its
- * name in /dev/fd, which gives a description of our own. Main thread only.
+ * Writes to standard output and standard error without blocking, since a blocked write would delay
+ * the handling of signals. The descriptors are shared with other programs (the shell's terminal),
+ * so they are not switched to non-blocking: a pipe or terminal is reopened by its name in /dev/fd,
+ * which gives a description of our own. Log files are written at once, as soon as something was
+ * read. Main thread, but for log_line().
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "launch/output/console.h"
 
-/* Beyond this much waiting workers wait, and what other threads log is lost; torchrun's own lines
- * are lost beyond twice as much. */
+/* Beyond this much waiting workers wait, and lines of tddp_log() stay in their pipe; torchrun's own
+ * lines are lost beyond twice as much. */
 static const size_t full_bytes = (size_t)1 << 20;
 
 static const char own_head[] = "torchrun: ";
 
 enum {
     SAID_BYTES = 8192 + 256, /* other nodes' messages and what stands before; the rest is cut */
-    CAREFUL_BYTES = 512,     /* POSIX's least PIPE_BUF: a pipe ready for writing takes it at once */
-    KEPT_CAPACITY = 1 << 18  /* memory kept for what comes next */
+    KEPT_CAPACITY = 1 << 18, /* memory kept for what comes next */
+    READ_BYTES = 1 << 14
 };
 
-static void open_sink(tddp_launch_sink *sink, int fd)
+/* --- lines of tddp_log() --------------------------------------------------------------------- */
+
+/* A pipe is the queue between all threads and the loop: it is bounded, and a line, which has its
+ * NUL behind it and is shorter than PIPE_BUF, is in it wholly or not at all. It is never closed: a
+ * thread that the rendezvous has stopped waiting for may log until the process ends. */
+static int log_pipe[2] = {-1, -1};
+static _Atomic uint64_t log_lost; /* lines for which it had no room */
+
+static void log_line(tddp_log_level level, const char *room, const char *text, void *data)
 {
-    char path[32];
-    struct stat found;
-    *sink = (tddp_launch_sink){.fd = fd, .kind = TDDP_LAUNCH_SINK_CAREFUL, .at_line = true};
-    if (fstat(fd, &found) != 0) {
-        sink->error = errno;
-        return;
-    }
-    if (S_ISSOCK(found.st_mode)) {
-        sink->kind = TDDP_LAUNCH_SINK_SOCKET;
-        return;
-    }
-    sink->terminal = S_ISCHR(found.st_mode) && isatty(fd);
-    if (!S_ISFIFO(found.st_mode) && !sink->terminal) {
-        sink->kind = TDDP_LAUNCH_SINK_PLAIN;
-        return;
-    }
-    (void)snprintf(path, sizeof path, "/dev/fd/%d", fd);
-    int own = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (own >= 0) {
-        sink->fd = own;
-        sink->kind = TDDP_LAUNCH_SINK_REOPENED;
+    (void)level, (void)room, (void)data;
+    size_t size = strlen(text) + 1;
+    if (write(log_pipe[1], text, size) != (ssize_t)size) {
+        atomic_fetch_add(&log_lost, 1);
     }
 }
 
-static bool same_file(int a, int b)
+/* The end of the run need not wait for these lines: somebody may be the reason for them who is no
+ * part of the job. */
+static tddp_status on_logged(void *data)
 {
-    struct stat first;
-    struct stat second;
-    return fstat(a, &first) == 0 && fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
-           first.st_ino == second.st_ino;
-}
-
-void tddp_launch_console_open(tddp_launch_console *console)
-{
-    open_sink(&console->sinks[TDDP_LAUNCH_OUT], STDOUT_FILENO);
-    open_sink(&console->sinks[TDDP_LAUNCH_ERR], STDERR_FILENO);
-    bool same = same_file(STDOUT_FILENO, STDERR_FILENO);
-    console->streams[TDDP_LAUNCH_OUT] = &console->sinks[TDDP_LAUNCH_OUT];
-    console->streams[TDDP_LAUNCH_ERR] = &console->sinks[same ? TDDP_LAUNCH_OUT : TDDP_LAUNCH_ERR];
-}
-
-void tddp_launch_console_close(tddp_launch_console *console)
-{
-    for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
-        tddp_launch_sink *sink = &console->sinks[i];
-        if (sink->kind == TDDP_LAUNCH_SINK_REOPENED) {
-            tddp_close(sink->fd);
+    tddp_launch_console *console = data;
+    tddp_bytes *lines = &console->logged;
+    tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
+    ssize_t got = 1;
+    console->lost += atomic_exchange(&log_lost, 0);
+    while (got > 0 && !tddp_launch_sink_full(sink) &&
+           tddp_bytes_reserve(lines, READ_BYTES) == TDDP_OK) {
+        got = read(console->logs.fd, lines->data + lines->size, READ_BYTES);
+        lines->size += got > 0 ? (size_t)got : 0;
+        size_t done = 0;
+        const char *end;
+        while ((end = memchr(lines->data + done, '\0', lines->size - done))) {
+            size_t owed = sink->owed;
+            tddp_launch_console_put(console, own_head, lines->data + done);
+            sink->owed = owed;
+            done = (size_t)(end - lines->data) + 1;
         }
-        tddp_bytes_free(&sink->queue);
-        *sink = (tddp_launch_sink){.fd = -1, .error = EBADF};
+        tddp_bytes_consume(lines, done);
     }
+    return TDDP_OK;
 }
 
-static tddp_status on_room(void *data, int events)
+static tddp_status open_log_pipe(tddp_launch_console *console, tddp_launch_loop *loop)
 {
-    (void)events;
+    if (log_pipe[0] < 0 && pipe2(log_pipe, O_CLOEXEC | O_NONBLOCK) != 0) {
+        return tddp_fail_errno("pipe");
+    }
+    console->logs = (tddp_launch_source){.fd = log_pipe[0],
+                                         .events = POLLIN,
+                                         .priority = TDDP_LAUNCH_PRIORITY_EVENT,
+                                         .callback = on_logged,
+                                         .data = console};
+    tddp_log_set_sink(log_line, NULL);
+    return tddp_launch_loop_add(loop, &console->logs);
+}
+
+/* --- opening and closing --------------------------------------------------------------------- */
+
+static tddp_status on_room(void *data)
+{
     tddp_launch_console_flush(data);
     return TDDP_OK;
 }
 
-tddp_status tddp_launch_console_watch(tddp_launch_console *console, tddp_launch_loop *loop)
+static tddp_status open_stream(tddp_launch_console *console, int stream, tddp_launch_loop *loop)
 {
-    tddp_status status = TDDP_OK;
-    for (int i = 0; i < TDDP_LAUNCH_STREAMS && status == TDDP_OK; i++) {
-        tddp_launch_sink *sink = &console->sinks[i];
-        sink->source = (tddp_launch_source){
-            .fd = sink->fd,
-            .priority = TDDP_LAUNCH_PRIORITY_EVENT,
-            .callback = on_room,
-            .data = console,
-        };
-        status = tddp_launch_loop_add(loop, &sink->source);
-    }
-    return status;
+    char path[32];
+    struct stat found = {0};
+    int fd = stream == TDDP_LAUNCH_OUT ? STDOUT_FILENO : STDERR_FILENO;
+    (void)fstat(fd, &found);
+    bool terminal = S_ISCHR(found.st_mode) && isatty(fd);
+    bool blocks = terminal || S_ISFIFO(found.st_mode) || S_ISSOCK(found.st_mode);
+    (void)snprintf(path, sizeof path, "/dev/fd/%d", fd);
+    int own = blocks ? open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) : -1;
+    tddp_launch_sink *sink = &console->sinks[stream];
+    *sink = (tddp_launch_sink){
+        .fd = own >= 0 ? own : fd,
+        .name = stream == TDDP_LAUNCH_OUT ? "standard output" : "standard error",
+        .own = own >= 0,
+        .careful = blocks && own < 0,
+        .terminal = terminal,
+        .at_line = true,
+    };
+    sink->source = (tddp_launch_source){.fd = sink->fd,
+                                        .priority = TDDP_LAUNCH_PRIORITY_EVENT,
+                                        .callback = on_room,
+                                        .data = console};
+    return tddp_launch_loop_add(loop, &sink->source);
 }
+
+tddp_status tddp_launch_console_open(tddp_launch_console *console, tddp_launch_loop *loop)
+{
+    struct stat out;
+    struct stat err;
+    bool same = fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &err) == 0 &&
+                out.st_dev == err.st_dev && out.st_ino == err.st_ino;
+    console->streams[TDDP_LAUNCH_OUT] = &console->sinks[TDDP_LAUNCH_OUT];
+    console->streams[TDDP_LAUNCH_ERR] = &console->sinks[same ? TDDP_LAUNCH_OUT : TDDP_LAUNCH_ERR];
+    tddp_status first = open_stream(console, TDDP_LAUNCH_OUT, loop);
+    tddp_status second = open_stream(console, TDDP_LAUNCH_ERR, loop);
+    tddp_status status = first != TDDP_OK ? first : second;
+    return status == TDDP_OK ? open_log_pipe(console, loop) : status;
+}
+
+void tddp_launch_console_close(tddp_launch_console *console)
+{
+    if (console->logs.callback) {
+        (void)!on_logged(console);
+    }
+    tddp_launch_console_flush(console);
+    for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
+        if (console->sinks[i].own) {
+            tddp_close(console->sinks[i].fd);
+        }
+        tddp_bytes_free(&console->sinks[i].queue);
+    }
+    tddp_bytes_free(&console->logged);
+}
+
+tddp_status tddp_launch_sink_create(tddp_launch_sink *sink, char *path)
+{
+    *sink = (tddp_launch_sink){.fd = -1, .name = path, .at_line = true};
+    if (!path) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    sink->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY, 0644);
+    return sink->fd >= 0 ? TDDP_OK : tddp_fail_errno(path);
+}
+
+void tddp_launch_sink_close(tddp_launch_sink *sink)
+{
+    tddp_close(sink->fd);
+    free((char *)sink->name);
+    tddp_bytes_free(&sink->queue);
+    *sink = (tddp_launch_sink){.fd = -1};
+}
+
+/* --- queueing -------------------------------------------------------------------------------- */
 
 static size_t waiting(const tddp_launch_sink *sink)
 {
     return sink->queue.size - sink->sent;
 }
 
-static tddp_status queue(tddp_launch_sink *sink, const void *writer, const char *data, size_t size)
+bool tddp_launch_sink_full(const tddp_launch_sink *sink)
 {
-    sink->at_line = data[size - 1] == '\n';
-    sink->writer = writer;
-    sink->source.events = POLLOUT;
+    return waiting(sink) >= full_bytes;
+}
+
+static tddp_status append(tddp_launch_sink *sink, const char *data, size_t size)
+{
     tddp_status status = tddp_bytes_append(&sink->queue, data, size);
     sink->owed = sink->queue.size;
+    sink->source.events = POLLOUT;
     return status;
 }
 
-tddp_status tddp_launch_console_write(tddp_launch_console *console, int stream, const char *data,
-                                      size_t size)
+/* After a loss: takes away the rest of a line that it broke off. The file may end within a line; an
+ * empty line there is also a mark of the gap. */
+static tddp_status begin_anew(tddp_launch_sink *sink, const char **data, size_t *size)
 {
-    tddp_launch_sink *sink = console->streams[stream];
-    return sink->error || size == 0 ? TDDP_OK : queue(sink, NULL, data, size);
-}
-
-tddp_status tddp_launch_console_write_line(tddp_launch_console *console, int stream,
-                                           const void *writer, const char *prefix, const char *data,
-                                           size_t size)
-{
-    tddp_launch_sink *sink = console->streams[stream];
-    tddp_status status = TDDP_OK;
-    if (sink->error || size == 0) {
+    if (!sink->at_line) {
+        const char *newline = memchr(*data, '\n', *size);
+        size_t rest = newline ? (size_t)(newline - *data) + 1 : *size;
+        *data += rest;
+        *size -= rest;
+        sink->at_line = newline != NULL;
+    }
+    if (*size == 0) {
         return TDDP_OK;
     }
-    if (!sink->at_line && sink->writer != writer) {
-        status = queue(sink, NULL, "\n", 1);
-    }
-    if (status == TDDP_OK && sink->at_line && prefix && *prefix != '\0') {
-        status = tddp_bytes_append(&sink->queue, prefix, strlen(prefix));
-    }
-    return status == TDDP_OK ? queue(sink, writer, data, size) : status;
+    sink->behind = false;
+    return append(sink, "\n", 1);
 }
 
-tddp_status tddp_launch_console_write_over(tddp_launch_console *console, int stream,
-                                           const void *writer, const char *prefix, const char *data,
-                                           size_t size)
+tddp_status tddp_launch_sink_put(tddp_launch_sink *sink, const void *writer, const char *prefix,
+                                 const char *data, size_t size)
 {
-    static const char erase[] = "\r\033[K";
-    tddp_launch_sink *sink = console->streams[stream];
     tddp_status status = TDDP_OK;
-    if (sink->error || size == 0) {
+    if (sink->fd < 0 || sink->abandoned || size == 0) {
         return TDDP_OK;
     }
-    if (!sink->at_line && sink->writer == writer) {
-        status = queue(sink, writer, erase, sizeof erase - 1);
+    if (sink->behind) {
+        status = begin_anew(sink, &data, &size);
+    } else if (!sink->at_line && sink->writer != writer) {
+        status = append(sink, "\n", 1);
         sink->at_line = true;
     }
-    return status == TDDP_OK
-               ? tddp_launch_console_write_line(console, stream, writer, prefix, data, size)
-               : status;
-}
-
-bool tddp_launch_console_is_free(const tddp_launch_console *console, int stream, const void *writer)
-{
-    const tddp_launch_sink *sink = console->streams[stream];
-    return waiting(sink) == 0 && (sink->at_line || sink->writer == writer);
-}
-
-bool tddp_launch_console_is_terminal(const tddp_launch_console *console, int stream)
-{
-    return console->streams[stream]->terminal;
-}
-
-/* --- what torchrun itself says --------------------------------------------------------------- */
-
-static void queue_text(tddp_launch_sink *sink, const char *text)
-{
-    if (*text != '\0') {
-        (void)!queue(sink, NULL, text, strlen(text)); /* short memory costs the text alone */
+    if (status != TDDP_OK || size == 0) {
+        return status;
     }
+    if (prefix && (sink->at_line || (sink->returned && *data != '\n'))) {
+        status = append(sink, prefix, strlen(prefix));
+    }
+    sink->writer = writer;
+    sink->at_line = data[size - 1] == '\n';
+    sink->returned = data[size - 1] == '\r';
+    return status == TDDP_OK ? append(sink, data, size) : status;
 }
 
-/* Whether there is room for one more line; those that were lost before are reported first. */
-static bool has_room(tddp_launch_console *console, size_t limit)
-{
-    char text[96];
-    tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
-    if (sink->error || waiting(sink) >= limit) {
-        console->lost++;
-        return false;
-    }
-    if (console->lost > 0) {
-        (void)snprintf(text, sizeof text,
-                       "%storchrun: %" PRIu64 " lines were lost: nobody read standard error\n",
-                       sink->at_line ? "" : "\n", console->lost);
-        console->lost = 0;
-        queue_text(sink, text);
-    }
-    return true;
-}
+/* --- torchrun's own lines -------------------------------------------------------------------- */
 
-/* Queues `text`, which is overwritten, behind `head`. Further lines are indented: one of another
- * node's must not look like one of torchrun's. */
-static void queue_lines(tddp_launch_sink *sink, const char *head, char *text)
+void tddp_launch_console_put(tddp_launch_console *console, const char *head, const char *text)
 {
     char indent[32];
-    char *rest = tddp_mask_controls(text);
+    tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
+    if (sink->abandoned || waiting(sink) >= 2 * full_bytes) {
+        console->lost++;
+        return;
+    }
+    if (console->lost > 0) {
+        uint64_t lost = console->lost;
+        console->lost = 0;
+        tddp_launch_console_say(console, "%" PRIu64 " lines were lost: nobody read standard error",
+                                lost);
+    }
+    /* One of another node's lines must not look like one of torchrun's. */
     (void)snprintf(indent, sizeof indent, "%*s", (int)strlen(head), "");
-    queue_text(sink, sink->at_line ? "" : "\n");
+    size_t from = sink->queue.size;
     do {
-        queue_text(sink, head);
-        queue_text(sink, strsep(&rest, "\n"));
-        queue_text(sink, "\n");
+        /* Short memory costs the text alone. */
+        size_t length = strcspn(text, "\n");
+        (void)!tddp_launch_sink_put(sink, console, head, text, length);
+        (void)!tddp_launch_sink_put(sink, console, head, "\n", 1);
+        text += length + (text[length] == '\n');
         head = indent;
-    } while (rest && *rest != '\0');
+    } while (*text != '\0');
+    if (tddp_bytes_append(&sink->queue, "", 1) == TDDP_OK) {
+        sink->queue.size = from + strlen(tddp_mask_controls(sink->queue.data + from));
+        sink->owed = sink->queue.size;
+    }
 }
 
 void tddp_launch_console_say(tddp_launch_console *console, const char *format, ...)
@@ -228,70 +271,54 @@ void tddp_launch_console_say(tddp_launch_console *console, const char *format, .
     va_start(arguments, format);
     (void)vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    if (has_room(console, 2 * full_bytes)) {
-        queue_lines(console->streams[TDDP_LAUNCH_ERR], own_head, text);
-    }
-}
-
-void tddp_launch_console_log(tddp_launch_console *console, char *text)
-{
-    tddp_launch_sink *sink = console->streams[TDDP_LAUNCH_ERR];
-    size_t owed = sink->owed;
-    if (has_room(console, full_bytes)) {
-        queue_lines(sink, own_head, text);
-        sink->owed = owed;
-    }
-}
-
-void tddp_launch_console_put(tddp_launch_console *console, const char *head, const char *text)
-{
-    char *copy = has_room(console, 2 * full_bytes) ? tddp_copy_string(text) : NULL;
-    if (copy) {
-        queue_lines(console->streams[TDDP_LAUNCH_ERR], head, copy);
-    }
-    free(copy);
-}
-
-void tddp_launch_console_lose(tddp_launch_console *console, uint64_t lines)
-{
-    console->lost += lines;
+    tddp_launch_console_put(console, own_head, text);
 }
 
 /* --- writing --------------------------------------------------------------------------------- */
 
-static ssize_t write_some(const tddp_launch_sink *sink, const char *data, size_t size)
+static ssize_t write_some(const tddp_launch_sink *sink)
 {
     struct pollfd ready = {.fd = sink->fd, .events = POLLOUT};
-    switch (sink->kind) {
-    case TDDP_LAUNCH_SINK_SOCKET:
-        return send(sink->fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL);
-    case TDDP_LAUNCH_SINK_CAREFUL:
+    size_t size = waiting(sink);
+    if (sink->careful) {
+        /* What is ready takes as much as this at once. */
+        size = size < _POSIX_PIPE_BUF ? size : _POSIX_PIPE_BUF;
         if (poll(&ready, 1, 0) != 1) {
             errno = EAGAIN;
             return -1;
         }
-        return write(sink->fd, data, size < CAREFUL_BYTES ? size : CAREFUL_BYTES);
-    case TDDP_LAUNCH_SINK_PLAIN:
-    case TDDP_LAUNCH_SINK_REOPENED:
-        break;
     }
-    return write(sink->fd, data, size);
+    return write(sink->fd, sink->queue.data + sink->sent, size);
 }
 
-static void flush_sink(tddp_launch_sink *sink)
+static void lose(tddp_launch_sink *sink, tddp_launch_console *console)
+{
+    int error = errno;
+    sink->sent = sink->queue.size;
+    sink->behind = true;
+    sink->abandoned = error == EPIPE;
+    if (!sink->reported && !sink->abandoned) {
+        sink->reported = true;
+        tddp_launch_console_say(console, "%s: %s; what cannot be written there is lost", sink->name,
+                                strerror(error));
+    }
+}
+
+void tddp_launch_sink_flush(tddp_launch_sink *sink, tddp_launch_console *console)
 {
     tddp_bytes *queue = &sink->queue;
-    while (!sink->error && sink->sent < queue->size) {
-        ssize_t wrote = write_some(sink, queue->data + sink->sent, queue->size - sink->sent);
+    while (waiting(sink) > 0) {
+        ssize_t wrote = write_some(sink);
         if (wrote >= 0) {
             sink->sent += (size_t)wrote;
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
             break;
         } else if (errno != EINTR) {
-            sink->error = errno;
+            lose(sink, console);
+            break;
         }
     }
-    if (sink->error || sink->sent == queue->size) {
+    if (waiting(sink) == 0) {
         queue->size = 0;
         sink->sent = 0;
         sink->owed = 0;
@@ -310,13 +337,10 @@ static void flush_sink(tddp_launch_sink *sink)
 void tddp_launch_console_flush(tddp_launch_console *console)
 {
     for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
-        flush_sink(&console->sinks[i]);
+        tddp_launch_sink_flush(&console->sinks[i], console);
     }
-}
-
-bool tddp_launch_console_full(const tddp_launch_console *console, int stream)
-{
-    return waiting(console->streams[stream]) >= full_bytes;
+    /* Ahead of what waits already nothing is taken. */
+    console->logs.events = tddp_launch_sink_full(console->streams[TDDP_LAUNCH_ERR]) ? 0 : POLLIN;
 }
 
 bool tddp_launch_console_pending(const tddp_launch_console *console)
@@ -325,18 +349,7 @@ bool tddp_launch_console_pending(const tddp_launch_console *console)
     return sinks[0].sent < sinks[0].owed || sinks[1].sent < sinks[1].owed;
 }
 
-bool tddp_launch_console_abandoned(tddp_launch_console *console)
+bool tddp_launch_console_abandoned(const tddp_launch_console *console)
 {
-    bool abandoned = false;
-    for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
-        tddp_launch_sink *sink = &console->sinks[i];
-        if (sink->error && sink->error != EPIPE && !sink->told) {
-            sink->told = true;
-            tddp_launch_console_say(console, "standard %s: %s; what follows there is lost",
-                                    i == TDDP_LAUNCH_OUT ? "output" : "error",
-                                    strerror(sink->error));
-        }
-        abandoned |= sink->error == EPIPE;
-    }
-    return abandoned;
+    return console->sinks[0].abandoned || console->sinks[1].abandoned;
 }

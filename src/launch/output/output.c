@@ -10,59 +10,27 @@
 #include <unistd.h>
 
 #include "base/host_name.h"
-#include "launch/output/layout.h"
 #include "launch/output/output.h"
-#include "launch/output/prefix.h"
 #include "launch/output/route.h"
 
-static const int stream_bits[] = {TDDP_LAUNCH_STDOUT, TDDP_LAUNCH_STDERR};
 static const char *const log_names[] = {"stdout.log", "stderr.log"};
 static const char *const filtered_names[] = {"filtered_stdout.log", "filtered_stderr.log"};
 static const char null_device[] = "/dev/null";
 
-typedef struct member {
-    char *mark;  /* its prefix */
-    char *color; /* the same for a terminal, or NULL */
-    tddp_launch_route routes[TDDP_LAUNCH_STREAMS];
-} member;
-
 struct tddp_launch_output {
     const tddp_launch_options *options;
     tddp_launch_console *console;
-    tddp_launch_layout layout;
+    char *run;     /* the run's folder; NULL: there is none */
+    bool kept;     /* it stays when the run is over */
+    char *attempt; /* of the attempt that goes on; NULL: none */
     bool discards; /* --log-dir=/dev/null: what would go to a log file goes nowhere */
-    tddp_launch_log_file filtered[TDDP_LAUNCH_STREAMS];
-    int null_fd; /* for streams that nobody wants; -1: not opened */
-    member *members;
-    int count;
+    tddp_launch_sink filtered[TDDP_LAUNCH_STREAMS];
+    int null_fd;               /* for streams that nobody wants; -1: not opened */
+    tddp_launch_route *routes; /* TDDP_LAUNCH_STREAMS for each worker */
+    int count;                 /* of workers */
 };
 
 /* --- the run --------------------------------------------------------------------------------- */
-
-static bool any_streams(const tddp_launch_streams *streams)
-{
-    return streams->all != 0 || streams->count > 0;
-}
-
-static tddp_status make_layout(tddp_launch_output *output, const char *run_id)
-{
-    const tddp_launch_options *options = output->options;
-    bool files = any_streams(&options->redirects) || any_streams(&options->tee) ||
-                 options->out_filters.count > 0 || options->err_filters.count > 0;
-    output->discards = options->log_dir && strcmp(options->log_dir, null_device) == 0;
-    if (!output->discards && (options->log_dir || files)) {
-        tddp_status status = tddp_launch_layout_make(options->log_dir, run_id, &output->layout);
-        if (status == TDDP_OK && !options->log_dir) {
-            tddp_launch_console_say(output->console, "logs are in %s", output->layout.run);
-        }
-        return status;
-    }
-    if (tddp_launch_layout_make_private(options->private_folder, &output->layout) != TDDP_OK) {
-        tddp_launch_console_say(output->console, "%s: workers have no error file (set TMPDIR)",
-                                tddp_error_message());
-    }
-    return TDDP_OK;
-}
 
 tddp_status tddp_launch_output_create(const tddp_launch_options *options, const char *run_id,
                                       tddp_launch_console *console, tddp_launch_output **out)
@@ -71,238 +39,277 @@ tddp_status tddp_launch_output_create(const tddp_launch_options *options, const 
     if (!output) {
         return TDDP_OUT_OF_MEMORY;
     }
+    const char *log_dir = options->log_dir;
+    bool files = options->redirects.given || options->tee.given || options->out_filters.count > 0 ||
+                 options->err_filters.count > 0;
+    bool discards = log_dir && strcmp(log_dir, null_device) == 0;
     *output = (tddp_launch_output){
         .options = options,
         .console = console,
+        .kept = !discards && (log_dir || files),
+        .discards = discards,
         .filtered = {{.fd = -1}, {.fd = -1}},
-        .null_fd = -1,
     };
-    tddp_status status = make_layout(output, run_id);
-    if (status == TDDP_OK) {
-        *out = output;
-    } else {
-        tddp_launch_output_free(output);
+    if (output->kept) {
+        output->run = tddp_launch_folder_make(log_dir, log_dir ? run_id : "torchrun");
+    } else if (options->private_folder) {
+        output->run = tddp_copy_string(options->private_folder);
     }
-    return status;
+    if (!output->run && (output->kept || options->private_folder)) {
+        tddp_launch_output_free(output);
+        return TDDP_SYSTEM;
+    }
+    if (!output->run) {
+        tddp_launch_console_say(console,
+                                "no temporary folder: workers have no error file (set TMPDIR)");
+    } else if (output->kept && !log_dir) {
+        tddp_launch_console_say(console, "logs are in %s", output->run);
+    }
+    *out = output;
+    return TDDP_OK;
 }
 
 static void forget_attempt(tddp_launch_output *output)
 {
-    for (int i = 0; i < output->count; i++) {
-        for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-            tddp_launch_route_free(&output->members[i].routes[stream]);
-        }
-        free(output->members[i].mark);
-        free(output->members[i].color);
+    for (int i = 0; i < output->count * TDDP_LAUNCH_STREAMS; i++) {
+        tddp_launch_route_free(&output->routes[i]);
     }
-    free(output->members);
-    output->members = NULL;
-    output->count = 0;
     for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-        tddp_launch_log_file_close(&output->filtered[stream]);
+        tddp_launch_sink_close(&output->filtered[stream]);
     }
+    free(output->routes);
+    free(output->attempt);
+    output->routes = NULL;
+    output->attempt = NULL;
+    output->count = 0;
 }
 
 void tddp_launch_output_free(tddp_launch_output *output)
 {
     if (output) {
         forget_attempt(output);
-        tddp_close(output->null_fd);
-        tddp_launch_layout_free(&output->layout);
+        free(output->run);
         free(output);
     }
 }
 
 /* --- an attempt ------------------------------------------------------------------------------ */
 
-static const tddp_launch_filters *filters_of(const tddp_launch_output *output, int stream)
+/* Makes a file of the attempt; if it cannot be made, that is reported with what follows. */
+static bool open_log(tddp_launch_output *output, char *path, const char *otherwise,
+                     tddp_launch_sink *file)
 {
-    const tddp_launch_options *options = output->options;
-    return stream == TDDP_LAUNCH_OUT ? &options->out_filters : &options->err_filters;
-}
-
-/* Makes a file of the attempt; if it cannot be made, that is said together with what follows. */
-static bool open_log(tddp_launch_output *output, int local_rank, const char *name,
-                     const char *otherwise, tddp_launch_log_file *file)
-{
-    if (output->discards) {
+    bool known = path != NULL;
+    if (tddp_launch_sink_create(file, path) == TDDP_OK) {
         return true;
     }
-    char *path = tddp_launch_layout_path(&output->layout, local_rank, name);
-    if (tddp_launch_log_file_open(file, path) == TDDP_OK) {
-        return true;
-    }
-    if (path) {
+    if (known) {
         tddp_launch_console_say(output->console, "%s: %s", tddp_error_message(), otherwise);
     }
     return false;
 }
 
+static char *file_of(const tddp_launch_output *output, int local_rank, const char *name)
+{
+    return output->attempt ? tddp_format("%s/%d/%s", output->attempt, local_rank, name) : NULL;
+}
+
+static const tddp_launch_filters *filters_of(const tddp_launch_output *output, int stream)
+{
+    const tddp_launch_options *options = output->options;
+    const tddp_launch_filters *filters =
+        stream == TDDP_LAUNCH_OUT ? &options->out_filters : &options->err_filters;
+    return filters->count > 0 ? filters : NULL;
+}
+
 static void open_filtered(tddp_launch_output *output)
 {
     for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-        if (filters_of(output, stream)->count > 0) {
-            (void)open_log(output, -1, filtered_names[stream], "nothing is written there",
-                           &output->filtered[stream]);
+        if (filters_of(output, stream) && output->attempt && !output->discards) {
+            (void)open_log(output, tddp_format("%s/%s", output->attempt, filtered_names[stream]),
+                           "nothing is written there", &output->filtered[stream]);
         }
     }
 }
 
-static tddp_status make_prefixes(const tddp_launch_output *output, const tddp_launch_world *world,
-                                 int local_rank, member *made)
+/* A template's text for a worker; `color`: in a colour of its own, for a terminal. */
+static char *make_prefix(const tddp_launch_output *output, const tddp_launch_world *world,
+                         int local_rank, bool color)
 {
+    /* Neither red, which stands for errors, nor black and white, which may be the background. */
+    static const int colors[] = {36, 33, 32, 35, 34, 96, 93, 92, 95, 94};
     char host[TDDP_HOST_NAME_BYTES];
-    const char *template = output->options->line_prefix;
-    tddp_launch_prefix_values values = {
-        .role_name = output->options->role,
-        .hostname = tddp_host_name(host),
-        .rank = world->base_rank + local_rank,
-        .local_rank = local_rank,
-    };
-    made->mark = tddp_launch_prefix_fill(template && *template != '\0' ? template : NULL, &values);
-    if (made->mark && tddp_launch_prefix_colors()) {
-        made->color = tddp_launch_prefix_color(made->mark, local_rank);
+    char rank[16];
+    char local[16];
+    const tddp_launch_macro macros[] = {{"role_name", output->options->role},
+                                        {"hostname", tddp_host_name(host)},
+                                        {"rank", rank},
+                                        {"local_rank", local},
+                                        {NULL, NULL}};
+    const char *given = output->options->line_prefix;
+    (void)snprintf(rank, sizeof rank, "%d", world->base_rank + local_rank);
+    (void)snprintf(local, sizeof local, "%d", local_rank);
+    char *text =
+        tddp_launch_fill(given && *given != '\0' ? given : "[${role_name}${local_rank}]:", macros);
+    if (text && color) {
+        size_t own = (size_t)local_rank % (sizeof colors / sizeof *colors);
+        char *colored = tddp_format("\033[%dm%s\033[0m", colors[own], text);
+        free(text);
+        return colored;
     }
-    return made->mark ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    return text;
+}
+
+/* Whether people want colours on a terminal. */
+static bool want_colors(void)
+{
+    const char *unwanted = getenv("NO_COLOR");
+    const char *kind = getenv("TERM");
+    return !(unwanted && *unwanted != '\0') && !(kind && strcmp(kind, "dumb") == 0);
+}
+
+/* Whether a flag names a worker's stream. */
+static bool names(const tddp_launch_by_rank *streams, int local_rank, int stream)
+{
+    int bit = stream == TDDP_LAUNCH_OUT ? TDDP_LAUNCH_STDOUT : TDDP_LAUNCH_STDERR;
+    return tddp_launch_streams_of(streams, local_rank) & bit;
 }
 
 /* Whether a stream is to be seen on the console. */
 static bool is_shown(const tddp_launch_options *options, int local_rank, int stream)
 {
-    int bit = stream_bits[stream];
-    bool teed = tddp_launch_streams_of(&options->tee, local_rank) & bit;
-    bool redirected = tddp_launch_streams_of(&options->redirects, local_rank) & bit;
-    return (teed || !redirected) && tddp_launch_ranks_has(&options->local_ranks_filter, local_rank);
+    bool elsewhere =
+        names(&options->redirects, local_rank, stream) && !names(&options->tee, local_rank, stream);
+    return !elsewhere && tddp_launch_ranks_has(&options->local_ranks_filter, local_rank);
 }
 
-/* How many workers share the console, told for each stream: 1 is alone there. */
-static int shown_count(const tddp_launch_output *output, int stream)
-{
-    int count = 0;
-    for (int i = 0; i < output->count; i++) {
-        count += is_shown(output->options, i, stream);
-    }
-    return count;
-}
-
-static void choose_route(tddp_launch_output *output, int local_rank, int stream, int shown_there)
+/* `alone`: no other worker's output is on the console's stream. */
+static tddp_status choose_route(tddp_launch_output *output, const tddp_launch_world *world,
+                                int local_rank, int stream, bool alone)
 {
     const tddp_launch_options *options = output->options;
-    member *owner = &output->members[local_rank];
-    tddp_launch_route *route = &owner->routes[stream];
-    bool teed = tddp_launch_streams_of(&options->tee, local_rank) & stream_bits[stream];
-    bool logged =
-        teed || (tddp_launch_streams_of(&options->redirects, local_rank) & stream_bits[stream]);
-    bool terminal = tddp_launch_console_is_terminal(output->console, stream);
-    route->shown = is_shown(options, local_rank, stream);
-    if (logged && !open_log(output, local_rank, log_names[stream],
-                            "what it would hold is shown here", &route->file)) {
-        route->shown = true;
-        shown_there = output->count;
-    }
-    if (filters_of(output, stream)->count > 0) {
-        route->filters = filters_of(output, stream);
-        route->filtered = &output->filtered[stream];
-        route->mark = owner->mark;
+    tddp_launch_route *route = &output->routes[local_rank * TDDP_LAUNCH_STREAMS + stream];
+    tddp_launch_sink *sink = output->console->streams[stream];
+    bool teed = names(&options->tee, local_rank, stream);
+    bool logged = teed || names(&options->redirects, local_rank, stream);
+    bool shown = is_shown(options, local_rank, stream);
+    route->filters = filters_of(output, stream);
+    route->filtered = &output->filtered[stream];
+    if (logged || (!shown && !route->filters)) {
+        char *path = output->discards || !logged ? tddp_copy_string(null_device)
+                                                 : file_of(output, local_rank, log_names[stream]);
+        if (!open_log(output, path, "what it would hold is shown here", &route->file)) {
+            shown = true;
+            alone = output->count == 1;
+        }
     }
     bool templated = options->line_prefix && *options->line_prefix != '\0';
-    if (teed || templated || (terminal && shown_there > 1)) {
-        route->prefix = terminal && owner->color ? owner->color : owner->mark;
+    bool marked = teed || templated || (sink->terminal && !alone);
+    route->shown = shown ? sink : NULL;
+    route->raw = alone && !marked;
+    if (shown && marked) {
+        route->prefix = make_prefix(output, world, local_rank, sink->terminal && want_colors());
     }
-    route->live = terminal;
-    route->raw = shown_there == 1 && !route->prefix;
+    if (route->filters) {
+        route->mark = make_prefix(output, world, local_rank, false);
+    }
     /* Whoever is alone may ask the terminal what it is. */
-    route->inherited = terminal && route->raw && output->count == 1 && !logged && !route->filters;
-    route->own = !route->shown && !route->filters;
+    bool owns = sink->terminal && route->raw && output->count == 1 && !logged;
+    int own_fd = stream == TDDP_LAUNCH_OUT ? STDOUT_FILENO : STDERR_FILENO;
+    route->fd = route->filters ? -1 : !shown ? route->file.fd : owns ? own_fd : -1;
+    return (route->prefix || !shown || !marked) && (route->mark || !route->filters)
+               ? TDDP_OK
+               : TDDP_OUT_OF_MEMORY;
 }
 
 tddp_status tddp_launch_output_begin(tddp_launch_output *output, const tddp_launch_world *world)
 {
     forget_attempt(output);
-    if (tddp_launch_layout_begin(&output->layout, world->restart, world->local_size) != TDDP_OK) {
-        tddp_launch_console_say(output->console,
-                                "%s: there are no logs and error files of this attempt",
-                                tddp_error_message());
+    if (output->run) {
+        output->attempt = tddp_launch_folder_begin(output->run, world->restart, world->local_size);
+        if (!output->attempt) {
+            tddp_launch_console_say(output->console,
+                                    "%s: there are no logs and error files of this attempt",
+                                    tddp_error_message());
+        }
     }
-    output->members = tddp_alloc_array((size_t)world->local_size, sizeof *output->members);
-    if (!output->members) {
+    size_t count = (size_t)world->local_size * TDDP_LAUNCH_STREAMS;
+    output->routes = tddp_alloc_array(count, sizeof *output->routes);
+    if (!output->routes) {
         return TDDP_OUT_OF_MEMORY;
     }
     output->count = world->local_size;
-    for (int i = 0; i < output->count; i++) {
-        for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-            output->members[i].routes[stream] = (tddp_launch_route){
-                .console = output->console, .stream = stream, .file = {.fd = -1}};
-        }
+    for (size_t i = 0; i < count; i++) {
+        output->routes[i] =
+            (tddp_launch_route){.console = output->console, .file.fd = -1, .source.fd = -1};
     }
     open_filtered(output);
-    int shown[] = {shown_count(output, TDDP_LAUNCH_OUT), shown_count(output, TDDP_LAUNCH_ERR)};
-    bool unwanted = false;
-    for (int i = 0; i < output->count; i++) {
-        tddp_status status = make_prefixes(output, world, i, &output->members[i]);
-        if (status != TDDP_OK) {
-            return status;
+    tddp_status status = TDDP_OK;
+    for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
+        int shown = 0;
+        for (int i = 0; i < output->count; i++) {
+            shown += is_shown(output->options, i, stream);
         }
-        for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
-            choose_route(output, i, stream, shown[stream]);
-            const tddp_launch_route *route = &output->members[i].routes[stream];
-            unwanted |= route->own && route->file.fd < 0;
+        for (int i = 0; i < output->count && status == TDDP_OK; i++) {
+            status = choose_route(output, world, i, stream, shown == 1);
         }
     }
-    if (unwanted && output->null_fd < 0) {
-        output->null_fd = open(null_device, O_WRONLY | O_CLOEXEC);
-    }
-    return TDDP_OK;
+    return status;
 }
 
 /* --- what comes ------------------------------------------------------------------------------ */
 
-static const tddp_launch_route *route_of(const tddp_launch_output *output, int local_rank,
-                                         int stream)
+static tddp_launch_route *route_of(const tddp_launch_output *output, int local_rank, int stream)
 {
-    return &output->members[local_rank].routes[stream];
+    return &output->routes[local_rank * TDDP_LAUNCH_STREAMS + stream];
 }
 
 int tddp_launch_output_fd(const tddp_launch_output *output, int local_rank, int stream)
 {
-    const tddp_launch_route *route = route_of(output, local_rank, stream);
-    if (route->inherited) {
-        return stream == TDDP_LAUNCH_OUT ? STDOUT_FILENO : STDERR_FILENO;
-    }
-    if (!route->own) {
-        return -1;
-    }
-    return route->file.fd >= 0 ? route->file.fd : output->null_fd;
+    return route_of(output, local_rank, stream)->fd;
 }
 
-bool tddp_launch_output_full(const tddp_launch_output *output, int local_rank, int stream)
+tddp_status tddp_launch_output_watch(tddp_launch_output *output, tddp_launch_loop *loop,
+                                     int local_rank, const int pipes[TDDP_LAUNCH_STREAMS])
 {
-    return route_of(output, local_rank, stream)->shown &&
-           tddp_launch_console_full(output->console, stream);
+    tddp_status out = tddp_launch_route_watch(route_of(output, local_rank, 0), loop, pipes[0]);
+    tddp_status err = tddp_launch_route_watch(route_of(output, local_rank, 1), loop, pipes[1]);
+    return out == TDDP_OK ? err : out;
 }
 
-tddp_status tddp_launch_output_take(tddp_launch_output *output, int local_rank, int stream,
-                                    const char *data, size_t size, bool at_end)
+void tddp_launch_output_hold_back(tddp_launch_output *output)
 {
-    return tddp_launch_route_take(&output->members[local_rank].routes[stream], data, size, at_end);
+    for (int i = 0; output && i < output->count * TDDP_LAUNCH_STREAMS; i++) {
+        tddp_launch_route *route = &output->routes[i];
+        bool full = route->shown && tddp_launch_sink_full(route->shown);
+        route->source.events = full ? 0 : POLLIN;
+    }
+}
+
+void tddp_launch_output_drain(tddp_launch_output *output)
+{
+    for (int i = 0; output && i < output->count * TDDP_LAUNCH_STREAMS; i++) {
+        tddp_launch_route_drain(&output->routes[i]);
+    }
 }
 
 /* --- what others ask ------------------------------------------------------------------------- */
 
 char *tddp_launch_output_error_file(const tddp_launch_output *output, int local_rank)
 {
-    return tddp_launch_layout_path(&output->layout, local_rank, "error.json");
+    return file_of(output, local_rank, "error.json");
 }
 
 char *tddp_launch_output_log_file(const tddp_launch_output *output, int local_rank, int stream)
 {
-    const char *path =
-        local_rank < output->count ? route_of(output, local_rank, stream)->file.path : NULL;
-    return path && route_of(output, local_rank, stream)->file.fd >= 0 ? tddp_copy_string(path)
-                                                                      : NULL;
+    const tddp_launch_sink *file =
+        local_rank < output->count ? &route_of(output, local_rank, stream)->file : NULL;
+    return file && file->fd >= 0 && strcmp(file->name, null_device) != 0
+               ? tddp_copy_string(file->name)
+               : NULL;
 }
 
 const char *tddp_launch_output_folder(const tddp_launch_output *output)
 {
-    return output->layout.kept ? output->layout.run : NULL;
+    return output->kept ? output->run : NULL;
 }

@@ -202,7 +202,7 @@ static void be_connected(tddp_launch_node *node, const search *s)
         tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, "%s answers again",
                                 node->meets);
     }
-    if (!node->options->local_addr) {
+    if (node->options->local_addr[0] == '\0') {
         find_address(node);
     }
     tddp_launch_view_free(&node->view);

@@ -249,7 +249,7 @@ void tddp_launch_node_run(tddp_launch_node *node)
 {
     const char *given = node->options->local_addr;
     tddp_status status = node->link.backend->open(&node->link);
-    if (status == TDDP_OK && given) { /* it may be a name */
+    if (status == TDDP_OK && given[0] != '\0') { /* it may be a name */
         status = tddp_launch_address_of(given, node->cancel, node->entry.self.addr);
     }
     status = status == TDDP_OK ? tddp_launch_node_host(node, true) : status;

@@ -113,7 +113,7 @@ static void take_place(tddp_launch_node *node, const tddp_launch_state *doc, int
 static tddp_status choose_address(tddp_launch_node *node, const tddp_launch_state *doc)
 {
     tddp_launch_entry *entry = &node->entry;
-    if (node->options->local_addr) {
+    if (node->options->local_addr[0] != '\0') {
         memcpy(entry->master_addr, entry->self.addr, sizeof entry->master_addr);
         return TDDP_OK;
     }
@@ -141,7 +141,7 @@ static tddp_status open_workers_store(tddp_launch_node *node, const tddp_launch_
     }
     entry->master_round = doc->round;
     entry->master_port = 0;
-    if (node->host && !node->options->local_addr) {
+    if (node->host && node->options->local_addr[0] == '\0') {
         /* The port that the user knows, which may be the only one that a firewall lets through:
          * there the workers share the store where the nodes meet. */
         entry->master_port = tddp_store_server_port(node->host);

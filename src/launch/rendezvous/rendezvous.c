@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "base/host_name.h"
-#include "launch/front/front.h"
 #include "launch/rendezvous/member.h"
 #include "net/net.h"
 
@@ -87,7 +87,7 @@ static tddp_status describe_self(tddp_launch_node *node)
     (void)snprintf(self->id, sizeof self->id, "%016llx", (unsigned long long)random);
     (void)tddp_host_name(self->host);
     (void)snprintf(self->role, sizeof self->role, "%s", node->options->role);
-    self->pid = tddp_launch_torchrun_pid();
+    self->pid = getppid();
     self->local_size = node->local_size;
     self->node_rank = node->options->node_rank;
     memcpy(node->link.id, self->id, sizeof node->link.id);

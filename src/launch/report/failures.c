@@ -4,16 +4,11 @@
  * thread, once the workers concerned have ended.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 
+#include "base/host_name.h"
 #include "launch/report/report.h"
-
-static bool failed_by_itself(const tddp_launch_worker *worker)
-{
-    return worker->pid > 0 && !worker->ended_by_us && tddp_launch_worker_failed(worker);
-}
 
 int64_t tddp_launch_failure_second(const tddp_launch_worker *worker)
 {
@@ -22,63 +17,33 @@ int64_t tddp_launch_failure_second(const tddp_launch_worker *worker)
 
 static bool comes_before(const tddp_launch_worker *a, const tddp_launch_worker *b)
 {
-    int64_t first = tddp_launch_failure_second(a);
-    int64_t second = tddp_launch_failure_second(b);
-    if (a->error.consequence != b->error.consequence) {
-        return b->error.consequence;
+    const int64_t keys[][2] = {
+        {a->error.consequence, b->error.consequence},
+        {tddp_launch_failure_second(a), tddp_launch_failure_second(b)},
+        {a->ended.tv_sec, b->ended.tv_sec},
+        {a->ended.tv_nsec, b->ended.tv_nsec},
+        {a->local_rank, b->local_rank},
+    };
+    size_t at = 0;
+    while (at + 1 < sizeof keys / sizeof keys[0] && keys[at][0] == keys[at][1]) {
+        at++;
     }
-    if (first != second) {
-        return first < second;
-    }
-    return a->ended.tv_sec != b->ended.tv_sec ? a->ended.tv_sec < b->ended.tv_sec
-                                              : a->ended.tv_nsec < b->ended.tv_nsec;
+    return keys[at][0] < keys[at][1];
 }
 
-const tddp_launch_worker *tddp_launch_root_cause(const tddp_launch_worker *workers, int count)
+const tddp_launch_worker *tddp_launch_failure(const tddp_launch_worker *workers, int count,
+                                              const tddp_launch_worker *after)
 {
-    const tddp_launch_worker *root = NULL;
+    const tddp_launch_worker *first = NULL;
     for (int i = 0; i < count; i++) {
-        if (failed_by_itself(&workers[i]) && (!root || comes_before(&workers[i], root))) {
-            root = &workers[i];
+        const tddp_launch_worker *one = &workers[i];
+        bool failed = one->pid > 0 && !one->ended_by_us && tddp_launch_worker_failed(one);
+        if (failed && (!after || comes_before(after, one)) &&
+            (!first || comes_before(one, first))) {
+            first = one;
         }
     }
-    return root;
-}
-
-static int compare(const void *a, const void *b)
-{
-    const tddp_launch_worker *first = *(const tddp_launch_worker *const *)a;
-    const tddp_launch_worker *second = *(const tddp_launch_worker *const *)b;
-    return comes_before(first, second)   ? -1
-           : comes_before(second, first) ? 1
-                                         : first->local_rank - second->local_rank;
-}
-
-const tddp_launch_worker **tddp_launch_failures(const tddp_launch_worker *workers, int count,
-                                                int *found)
-{
-    const tddp_launch_worker **list = tddp_alloc_array((size_t)count + 1, sizeof *list);
-    int failed = 0;
-    if (!list) {
-        return NULL;
-    }
-    for (int i = 0; i < count; i++) {
-        if (failed_by_itself(&workers[i])) {
-            list[failed++] = &workers[i];
-        }
-    }
-    qsort(list, (size_t)failed, sizeof *list, compare);
-    *found = failed;
-    return list;
-}
-
-int tddp_launch_ended_by_us(const tddp_launch_worker *workers, int count)
-{
-    int ended = 0;
-    for (int i = 0; i < count; i++) {
-        ended += workers[i].pid > 0 && workers[i].ended_by_us;
-    }
-    return ended;
+    return first;
 }
 
 int tddp_launch_exit_code(const tddp_launch_worker *worker)
@@ -104,44 +69,6 @@ const char *tddp_launch_ending(const tddp_launch_worker *worker,
     return text;
 }
 
-const char *tddp_launch_error_missing(const tddp_launch_worker *worker)
-{
-    switch (worker->error.state) {
-    case TDDP_LAUNCH_ERROR_READ:
-        return NULL;
-    case TDDP_LAUNCH_ERROR_NOT_TO_BE_READ:
-        return "not read: it is no ordinary file of at most 1 MiB that may be read";
-    case TDDP_LAUNCH_ERROR_NOT_UNDERSTOOD:
-        return "not understood: there is no message in it";
-    case TDDP_LAUNCH_ERROR_TIMER:
-        return "none: torchrun ended the worker, because its timer expired";
-    case TDDP_LAUNCH_ERROR_NONE:
-        break;
-    }
-    return !worker->error_file ? "none: there was no place for one"
-           : WIFSIGNALED(worker->wait_status)
-               ? "none: a signal leaves no time to write one"
-               : "none: the worker wrote none to "
-                 "$TORCHELASTIC_ERROR_FILE (Ruby does for exceptions; "
-                 "in Python decorate main with @record)";
-}
-
-static size_t room_in(const char *text, size_t size)
-{
-    size_t used = strlen(text) + 1;
-    return size > used ? size - used : 0;
-}
-
-/* Appends `added` to the text as far as it fits. */
-static void append(char *text, size_t size, const char *added, size_t length)
-{
-    size_t room = room_in(text, size);
-    char *end = text + strlen(text);
-    length = length < room ? length : room;
-    memcpy(end, added, length);
-    end[length] = '\0';
-}
-
 /* The start of the character that stands at `at`, so that UTF-8 is not cut within one. */
 static size_t character_start(const char *text, size_t at)
 {
@@ -151,20 +78,20 @@ static size_t character_start(const char *text, size_t at)
     return at;
 }
 
-/* Python's tracebacks have the cause at their end, Ruby's at their start: both ends are kept. */
-static void append_shortened(char *text, size_t size, const char *added)
+/* Adds a line or more as far as there is room. Python's tracebacks have the cause at their end,
+ * Ruby's at their start: both ends are kept. */
+static void add_shortened(char *text, size_t size, const char *added)
 {
     static const char gap[] = "\n[...]\n";
-    size_t length = strlen(added);
-    size_t room = room_in(text, size);
+    size_t used = strlen(text) + 2; /* with a newline and its end */
+    size_t room = size > used ? size - used : 0;
+    size_t length = added ? strlen(added) : 0;
     if (length <= room) {
-        append(text, size, added, length);
+        tddp_add_text(text, size, length > 0 ? "\n%s" : "", added);
     } else if (room > 4 * sizeof gap) {
         size_t half = (room - sizeof gap) / 2;
-        size_t tail = character_start(added, length - half);
-        append(text, size, added, character_start(added, half));
-        append(text, size, gap, sizeof gap - 1);
-        append(text, size, added + tail, character_start(added + tail, length - tail));
+        tddp_add_text(text, size, "\n%.*s%s%s", (int)character_start(added, half), added, gap,
+                      added + character_start(added, length - half));
     }
 }
 
@@ -173,20 +100,13 @@ const char *tddp_launch_report_summary(const tddp_launch_worker *workers, int co
 {
     char ending[TDDP_LAUNCH_ENDING_BYTES];
     char host[TDDP_HOST_NAME_BYTES];
-    const tddp_launch_worker *root = tddp_launch_root_cause(workers, count);
+    const tddp_launch_worker *root = tddp_launch_failure(workers, count, NULL);
     text[0] = '\0';
-    if (!root) {
-        return text;
-    }
-    (void)snprintf(text, size, "rank %d on node %d: %s (pid %d on %s)", root->rank, node_rank,
-                   tddp_launch_ending(root, ending), (int)root->pid, tddp_host_name(host));
-    if (root->error.message) {
-        append(text, size, "\n", 1);
-        append_shortened(text, size - size / 2, root->error.message);
-    }
-    if (root->error.traceback) {
-        append(text, size, "\n", 1);
-        append_shortened(text, size, root->error.traceback);
+    if (root) {
+        tddp_add_text(text, size, "rank %d on node %d: %s (pid %d on %s)", root->rank, node_rank,
+                      tddp_launch_ending(root, ending), (int)root->pid, tddp_host_name(host));
+        add_shortened(text, size - size / 2, root->error.message);
+        add_shortened(text, size, root->error.traceback);
     }
     return text;
 }

@@ -1,6 +1,6 @@
 /*
- * Writes JSON: members in order, commas and escapes looked after. A lack of memory
- * marks the whole text as failed, so that callers need not check each step.
+ * Writes JSON: members in order, commas and escapes looked after. A lack of memory marks the whole
+ * text as failed, so that callers need not check each step.
  */
 #ifndef TDDP_LAUNCH_JSON_H
 #define TDDP_LAUNCH_JSON_H
@@ -23,14 +23,8 @@ void tddp_launch_json_text(tddp_launch_json *json, const char *key, const char *
 void tddp_launch_json_number(tddp_launch_json *json, const char *key, int64_t value);
 void tddp_launch_json_bool(tddp_launch_json *json, const char *key, bool value);
 
-/* JSON that is made already. */
-void tddp_launch_json_raw(tddp_launch_json *json, const char *key, const char *data, size_t size);
-
-/*
- * Makes the file whole or not at all: under another name first. What stands there and is no
- * ordinary file (a pipe, /dev/stderr) is written to as it is, without waiting. Errors: TDDP_SYSTEM
- * (the text names the file).
- */
+/* Replaces what is in the file. A pipe or the like is written to without waiting. Errors:
+ * TDDP_SYSTEM (the text names the file). */
 TDDP_NODISCARD tddp_status tddp_launch_write_file(const char *path, const char *data, size_t size);
 
 #endif

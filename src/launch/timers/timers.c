@@ -1,30 +1,25 @@
 /*
  * The pipe and the list of running timers. This process also holds the pipe's other end, so that it
- * never sees an end of it.
+ * never sees an end of it. The time of a request is on the wall clock, which may be set while a
+ * timer runs: it becomes a deadline on the monotonic one.
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/json_read.h"
 #include "launch/timers/timers.h"
 
 enum { MOST_TIMERS = 4096, READ_BYTES = 1 << 14, MOST_READS = 4 };
 
-struct tddp_launch_timers {
-    char *folder;
-    char *path;
-    int fd;
-    bool full;     /* that was reported */
-    bool skipping; /* the rest of a line that is too long */
-    size_t size;   /* of the line that is not complete */
-    char line[PIPE_BUF];
-    int count;
-    tddp_launch_timer *list; /* room for MOST_TIMERS */
-};
+static const double LONGEST_S = 1e9; /* thirty years */
 
 tddp_status tddp_launch_timers_open(const char *folder, tddp_launch_timers **out)
 {
@@ -33,19 +28,13 @@ tddp_status tddp_launch_timers_open(const char *folder, tddp_launch_timers **out
         return TDDP_OUT_OF_MEMORY;
     }
     self->fd = -1;
-    self->folder = tddp_copy_string(folder);
     self->path = tddp_format("%s/timers", folder);
     self->list = tddp_alloc_array(MOST_TIMERS, sizeof *self->list);
-    tddp_status status = self->folder && self->path && self->list ? TDDP_OK : TDDP_OUT_OF_MEMORY;
-    if (status == TDDP_OK && mkdir(folder, 0700) != 0 && errno != EEXIST) {
-        status = tddp_fail_errno(folder);
-    }
-    if (status == TDDP_OK && mkfifo(self->path, 0600) != 0) {
+    tddp_status status = self->path && self->list ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    if (status == TDDP_OK &&
+        ((mkdir(folder, 0700) != 0 && errno != EEXIST) || mkfifo(self->path, 0600) != 0 ||
+         (self->fd = open(self->path, O_RDWR | O_NONBLOCK | O_CLOEXEC)) < 0)) {
         status = tddp_fail_errno(self->path);
-    }
-    if (status == TDDP_OK) {
-        self->fd = open(self->path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
-        status = self->fd >= 0 ? TDDP_OK : tddp_fail_errno(self->path);
     }
     if (status != TDDP_OK) {
         tddp_launch_timers_close(self);
@@ -60,39 +49,55 @@ void tddp_launch_timers_close(tddp_launch_timers *timers)
     if (!timers) {
         return;
     }
-    tddp_close(timers->fd);
     if (timers->fd >= 0) {
+        tddp_close(timers->fd);
         (void)unlink(timers->path);
+        *strrchr(timers->path, '/') = '\0';
+        (void)rmdir(timers->path); /* fails if others have something there, who remove it */
     }
-    if (timers->folder) {
-        (void)rmdir(timers->folder); /* fails if others have something there, who remove it */
-    }
-    free(timers->folder);
     free(timers->path);
     free(timers->list);
     free(timers);
 }
 
-const char *tddp_launch_timers_path(const tddp_launch_timers *timers)
-{
-    return timers ? timers->path : NULL;
-}
-
-int tddp_launch_timers_fd(const tddp_launch_timers *timers)
-{
-    return timers ? timers->fd : -1;
-}
-
 /* --- requests -------------------------------------------------------------------------------- */
 
-static int find(const tddp_launch_timers *self, const tddp_launch_timer *timer)
+typedef struct request {
+    tddp_launch_timer *timer;
+    double expires; /* NaN: not given */
+} request;
+
+static void take_item(void *context, const char *key, const char *text)
 {
-    int at = 0;
-    while (at < self->count &&
-           (self->list[at].pid != timer->pid || strcmp(self->list[at].scope, timer->scope) != 0)) {
-        at++;
+    request *self = context;
+    int64_t number;
+    if (strcmp(key, "scope_id") == 0) {
+        (void)snprintf(self->timer->scope, sizeof self->timer->scope, "%s", text);
+    } else if (strcmp(key, "expiration_time") == 0) {
+        self->expires = strtod(text, NULL);
+    } else if (strcmp(key, "pid") == 0 && tddp_parse_int(text, 1, INT32_MAX, &number)) {
+        self->timer->pid = (pid_t)number;
+    } else if (strcmp(key, "signal") == 0 && tddp_parse_int(text, 1, SIGRTMAX, &number)) {
+        self->timer->signal = (int)number;
     }
-    return at;
+}
+
+bool tddp_launch_timer_parse(const char *line, size_t size, tddp_launch_timer *out)
+{
+    *out = (tddp_launch_timer){.signal = SIGKILL};
+    request self = {.timer = out, .expires = NAN};
+    const tddp_json_visitor visitor = {.context = &self, .scalar = take_item};
+    struct timespec wall;
+    if (!tddp_json_read(line, size, &visitor) || out->pid == 0 || out->scope[0] == '\0' ||
+        !isfinite(self.expires)) {
+        return false;
+    }
+    (void)clock_gettime(CLOCK_REALTIME, &wall);
+    double left = self.expires - (double)wall.tv_sec - (double)wall.tv_nsec / (double)TDDP_NS_PER_S;
+    left = left < 0 ? 0 : left > LONGEST_S ? LONGEST_S : left;
+    out->deadline =
+        self.expires < 0 ? INT64_MIN : tddp_now_ns() + (int64_t)(left * (double)TDDP_NS_PER_S);
+    return true;
 }
 
 static void remove_at(tddp_launch_timers *self, int at)
@@ -100,22 +105,23 @@ static void remove_at(tddp_launch_timers *self, int at)
     self->list[at] = self->list[--self->count];
 }
 
-/* Returns false if there is no room for it. */
+/* Starts a timer, in place of one of this scope, or stops that. Returns false if there is no room
+ * for it. */
 static bool execute(tddp_launch_timers *self, const tddp_launch_timer *timer)
 {
-    int at = find(self, timer);
-    if (timer->deadline == INT64_MIN) {
-        if (at < self->count) {
-            remove_at(self, at);
-        }
-        return true;
+    int at = 0;
+    while (at < self->count &&
+           (self->list[at].pid != timer->pid || strcmp(self->list[at].scope, timer->scope) != 0)) {
+        at++;
     }
-    if (at == MOST_TIMERS) {
-        return false;
+    if (at < self->count) {
+        remove_at(self, at);
     }
-    self->list[at] = *timer;
-    self->count += at == self->count;
-    return true;
+    bool room = self->count < MOST_TIMERS;
+    if (timer->deadline != INT64_MIN && room) {
+        self->list[self->count++] = *timer;
+    }
+    return timer->deadline == INT64_MIN || room;
 }
 
 /* Returns false if a timer had no room. */
@@ -145,15 +151,13 @@ bool tddp_launch_timers_read(tddp_launch_timers *timers)
     bool room = true;
     ssize_t got = 1;
     /* Bounded: a worker may write as fast as this reads. */
-    for (int i = 0; timers && got > 0 && i < MOST_READS; i++) {
+    for (int i = 0; got > 0 && i < MOST_READS; i++) {
         got = read(timers->fd, data, sizeof data);
         room &= got <= 0 || take_bytes(timers, data, (size_t)got);
     }
-    if (room || timers->full) {
-        return true;
-    }
-    timers->full = true;
-    return false;
+    bool reported = timers->full;
+    timers->full |= !room;
+    return room || reported;
 }
 
 /* --- time ------------------------------------------------------------------------------------ */
@@ -161,7 +165,7 @@ bool tddp_launch_timers_read(tddp_launch_timers *timers)
 int64_t tddp_launch_timers_deadline(const tddp_launch_timers *timers)
 {
     int64_t first = INT64_MAX;
-    for (int i = 0; timers && i < timers->count; i++) {
+    for (int i = 0; i < timers->count; i++) {
         first = timers->list[i].deadline < first ? timers->list[i].deadline : first;
     }
     return first;
@@ -170,7 +174,7 @@ int64_t tddp_launch_timers_deadline(const tddp_launch_timers *timers)
 bool tddp_launch_timers_expired(tddp_launch_timers *timers, tddp_launch_timer *out)
 {
     int64_t now = tddp_now_ns();
-    for (int i = 0; timers && i < timers->count; i++) {
+    for (int i = 0; i < timers->count; i++) {
         if (timers->list[i].deadline <= now) {
             *out = timers->list[i];
             remove_at(timers, i);
@@ -178,11 +182,4 @@ bool tddp_launch_timers_expired(tddp_launch_timers *timers, tddp_launch_timer *o
         }
     }
     return false;
-}
-
-void tddp_launch_timers_forget(tddp_launch_timers *timers)
-{
-    if (timers) {
-        timers->count = 0;
-    }
 }

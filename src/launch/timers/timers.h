@@ -12,9 +12,9 @@
 #ifndef TDDP_LAUNCH_TIMERS_H
 #define TDDP_LAUNCH_TIMERS_H
 
-#include "base/base.h"
+#include <limits.h>
 
-typedef struct tddp_launch_timers tddp_launch_timers;
+#include "base/base.h"
 
 enum { TDDP_LAUNCH_SCOPE_BYTES = 256 }; /* longer ones are cut */
 
@@ -25,17 +25,22 @@ typedef struct tddp_launch_timer {
     char scope[TDDP_LAUNCH_SCOPE_BYTES];
 } tddp_launch_timer;
 
+typedef struct tddp_launch_timers {
+    char *path;    /* of the pipe */
+    int fd;        /* readable when requests have arrived */
+    bool full;     /* that was reported */
+    bool skipping; /* the rest of a line that is too long */
+    size_t size;   /* of the line that is not complete */
+    char line[PIPE_BUF];
+    int count;
+    tddp_launch_timer *list; /* those that run */
+} tddp_launch_timers;
+
 /* Makes the pipe in this folder, which is made too if it isn't there. Errors: TDDP_SYSTEM. */
 TDDP_NODISCARD tddp_status tddp_launch_timers_open(const char *folder, tddp_launch_timers **out);
 
-/* The pipe's path; NULL for NULL. Borrowed. */
-const char *tddp_launch_timers_path(const tddp_launch_timers *timers);
-
-/* Readable when requests have arrived; -1 for NULL. */
-int tddp_launch_timers_fd(const tddp_launch_timers *timers);
-
-/* Executes requests that have arrived; NULL is fine. Returns false, once, if there are too many
- * timers: further ones don't count. */
+/* Executes requests that have arrived. Returns false, once, if there are too many timers: further
+ * ones don't count. */
 bool tddp_launch_timers_read(tddp_launch_timers *timers);
 
 /* When the next timer expires; INT64_MAX: none does. */
@@ -43,9 +48,6 @@ int64_t tddp_launch_timers_deadline(const tddp_launch_timers *timers);
 
 /* Removes a timer that has expired; false if there is none. */
 bool tddp_launch_timers_expired(tddp_launch_timers *timers, tddp_launch_timer *out);
-
-/* Removes all. NULL is fine. */
-void tddp_launch_timers_forget(tddp_launch_timers *timers);
 
 /* Removes the pipe, and the folder if it is empty. NULL is fine. */
 void tddp_launch_timers_close(tddp_launch_timers *timers);

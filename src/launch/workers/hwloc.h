@@ -1,14 +1,14 @@
 /*
- * hwloc, which describes the machine: found when processes are bound, so torchrun starts without
- * it. The declarations are ours, so nothing is needed to build; test/c/launch/binding_test.c holds
- * them against <hwloc.h>. They are those of the library's ABI 15 (hwloc 2).
+ * hwloc, which describes the machine. The declarations are ours, so nothing is needed to build, and
+ * the library is loaded when processes are bound, so torchrun starts without it;
+ * test/c/launch/binding_test.c holds them against <hwloc.h>. They are those of ABI 15 (hwloc 2).
  */
 #ifndef TDDP_LAUNCH_HWLOC_H
 #define TDDP_LAUNCH_HWLOC_H
 
 #include <stdint.h>
 
-#include <tddp/status.h>
+#include "launch/workers/machine.h"
 
 typedef struct tddp_hwloc_bitmap tddp_hwloc_bitmap; /* struct hwloc_bitmap_s */
 
@@ -31,25 +31,16 @@ enum {
     TDDP_HWLOC_L5CACHE = 8,
     TDDP_HWLOC_NUMANODE = 13,
     TDDP_HWLOC_UNKNOWN = -1, /* the depth of a type that the machine does not show */
-    TDDP_HWLOC_THREAD = 2    /* HWLOC_CPUBIND_THREAD */
 };
 
 /* Result, name without "hwloc_", arguments. */
-#define TDDP_HWLOC_FUNCTIONS(X)                                                                 \
-    X(int, topology_init, (void **topology))                                                    \
-    X(int, topology_load, (void *topology))                                                     \
-    X(int, topology_restrict, (void *topology, const tddp_hwloc_bitmap *, unsigned long flags)) \
-    X(int, get_cpubind, (void *topology, tddp_hwloc_bitmap *, int flags))                       \
-    X(void, topology_destroy, (void *topology))                                                 \
-    X(int, get_type_depth, (void *topology, int type))                                          \
-    X(unsigned, get_nbobjs_by_depth, (void *topology, int depth))                               \
-    X(tddp_hwloc_object *, get_obj_by_depth, (void *topology, int depth, unsigned index))       \
-    X(tddp_hwloc_bitmap *, bitmap_alloc, (void))                                                \
-    X(void, bitmap_free, (tddp_hwloc_bitmap *))                                                 \
-    X(int, bitmap_and,                                                                          \
-      (tddp_hwloc_bitmap *, const tddp_hwloc_bitmap *, const tddp_hwloc_bitmap *))              \
-    X(int, bitmap_weight, (const tddp_hwloc_bitmap *))                                          \
-    X(int, bitmap_last, (const tddp_hwloc_bitmap *))                                            \
+#define TDDP_HWLOC_FUNCTIONS(X)                                                           \
+    X(int, topology_init, (void **topology))                                              \
+    X(int, topology_load, (void *topology))                                               \
+    X(void, topology_destroy, (void *topology))                                           \
+    X(int, get_type_depth, (void *topology, int type))                                    \
+    X(unsigned, get_nbobjs_by_depth, (void *topology, int depth))                         \
+    X(tddp_hwloc_object *, get_obj_by_depth, (void *topology, int depth, unsigned index)) \
     X(unsigned long, bitmap_to_ith_ulong, (const tddp_hwloc_bitmap *, unsigned word))
 
 #define TDDP_HWLOC_MEMBER(result, name, arguments) result(*name) arguments;
@@ -57,8 +48,17 @@ typedef struct tddp_hwloc {
     TDDP_HWLOC_FUNCTIONS(TDDP_HWLOC_MEMBER)
 } tddp_hwloc;
 
-/* The functions, which stay for the life of the process. Errors: TDDP_UNAVAILABLE (the text says
- * what to install). */
+/* The functions, which stay for the life of the process. Errors: TDDP_UNAVAILABLE (the text
+ * names the package). */
 TDDP_NODISCARD tddp_status tddp_hwloc_load(tddp_hwloc *out);
+
+/* tddp_launch_binding_plan() for a topology that hwloc has loaded, within these CPUs. Worker i
+ * belongs to GPU i; with more workers than GPUs it begins anew. Without GPUs workers are spread
+ * over the machine. */
+TDDP_NODISCARD tddp_status tddp_launch_binding_spread(const tddp_hwloc *hwloc, void *topology,
+                                                      const tddp_launch_cpus *allowed,
+                                                      tddp_launch_binding_kind kind,
+                                                      const tddp_launch_devices *devices,
+                                                      int workers, tddp_launch_cpus **out);
 
 #endif

@@ -5,6 +5,7 @@
 #define TDDP_TEST_DESK_H
 
 #include <fcntl.h>
+#include <limits.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -20,12 +21,12 @@ static inline void open_desk(desk *made)
 {
     *made = (desk){0};
     for (int i = 0; i < TDDP_LAUNCH_STREAMS; i++) {
-        made->console.sinks[i] = (tddp_launch_sink){.fd = -1, .at_line = true};
+        made->console.sinks[i] = (tddp_launch_sink){.fd = INT_MAX, .at_line = true};
         made->console.streams[i] = &made->console.sinks[i];
         made->routes[i] = (tddp_launch_route){.console = &made->console,
-                                              .stream = TDDP_LAUNCH_OUT,
-                                              .shown = true,
-                                              .file = {.fd = -1}};
+                                              .shown = &made->console.sinks[TDDP_LAUNCH_OUT],
+                                              .file.fd = -1,
+                                              .source.fd = -1};
     }
 }
 

@@ -4,9 +4,7 @@
 
 #include "base/base.h"
 #include "check.h"
-#include "launch/command/program.h"
-#include "launch/workers/environment.h"
-#include "launch/workers/resources.h"
+#include "launch/workers/worker.h"
 #include "machine.h"
 
 static tddp_launch_options options = {
@@ -33,8 +31,7 @@ static void forget_threads(void)
 
 static tddp_launch_job job_with(int threads)
 {
-    return (tddp_launch_job){
-        .options = &options, .run_id = "id", .threads = threads, .most_threads = 100};
+    return (tddp_launch_job){.options = &options, .run_id = "id", .threads = threads};
 }
 
 /* The value of a variable that must be there once; NULL if it is not there. */
@@ -69,7 +66,7 @@ TEST(the_environment_replaces_what_is_there)
     CHECK_TEXT(value_of(list, "TORCHELASTIC_ERROR_FILE"), "/x/error.json");
     CHECK_TEXT(value_of(list, "TORCH_NCCL_ASYNC_ERROR_HANDLING"), "3");
     CHECK(value_of(list, "CUDA_VISIBLE_DEVICES") == NULL);
-    tddp_launch_list_free(list);
+    free(list);
 }
 
 static void check_threads(const tddp_launch_job *job, const char *omp, const char *mkl,
@@ -82,7 +79,7 @@ static void check_threads(const tddp_launch_job *job, const char *omp, const cha
     CHECK_TEXT(got[0] ? got[0] : "none", omp);
     CHECK_TEXT(got[1] ? got[1] : "none", mkl);
     CHECK_TEXT(got[2] ? got[2] : "none", openblas);
-    tddp_launch_list_free(list);
+    free(list);
 }
 
 TEST(threads_are_a_workers_share)
@@ -92,12 +89,16 @@ TEST(threads_are_a_workers_share)
     check_threads(&job, "3", "3", "3");
     setenv("MKL_NUM_THREADS", "2", 1);
     check_threads(&job, "3", "2", "3");
-    job.most_threads = 1;
-    check_threads(&job, "1", "2", "1");
-    int shares[] = {9, 5, 1};
-    job.most_threads = 100;
-    job.binding = (tddp_launch_binding){.workers = 3, .shares = shares};
+    char *root = machine_make();
+    machine_file(root, "0::/\n", "proc/self/cgroup");
+    tddp_launch_cpus sets[] = {{{0xff}}, {{0x1f00}}, {{1}}, {{2}}};
+    job.cpus = sets;
+    tddp_cgroup_root(root);
     check_threads(&job, "5", "2", "5");
+    machine_file(root, "800000 100000\n", "sys/fs/cgroup/cpu.max"); /* two cores for each of 4 */
+    check_threads(&job, "2", "2", "2");
+    tddp_cgroup_root("");
+    machine_remove(root);
 }
 
 TEST(threads_that_people_have_set_stand)
@@ -124,7 +125,7 @@ static void check_device(tddp_launch_job *job, const char *visible, int local_ra
     CHECK(list != NULL);
     CHECK_TEXT(value_of(list, "CUDA_VISIBLE_DEVICES"), expected);
     CHECK_TEXT(value_of(list, "LOCAL_RANK"), "0");
-    tddp_launch_list_free(list);
+    free(list);
 }
 
 TEST(a_gpu_each)
@@ -135,8 +136,12 @@ TEST(a_gpu_each)
     tddp_launch_job job = job_with(1);
     job.devices = &devices;
     check_device(&job, NULL, 2, "2"); /* no GPU at all: as PyTorch does it */
-    check_device(&job, "4, 6,7", 1, "6");
     check_device(&job, "", 1, "");
+    CHECK_OK(tddp_launch_devices_find(root, "4, 6,7", &devices));
+    check_device(&job, "4, 6,7", 1, "6");
+    char name[TDDP_LAUNCH_DEVICE_BYTES];
+    CHECK(!tddp_launch_devices_name(&devices, "4, 6,7", 3, name));
+    tddp_launch_devices_free(&devices);
     for (int i = 0; i < 4; i++) {
         machine_gpu(root, i);
     }
@@ -145,11 +150,8 @@ TEST(a_gpu_each)
     tddp_launch_devices_free(&devices);
     CHECK_OK(tddp_launch_devices_find(root, "3,1", &devices));
     check_device(&job, "3,1", 1, "1");
-    char name[TDDP_LAUNCH_DEVICE_BYTES];
     CHECK(!tddp_launch_devices_name(&devices, "3,1", 2, name));
     tddp_launch_devices_free(&devices);
-    CHECK(!tddp_launch_devices_name(&devices, "3,1", 2, name)); /* without GPUs too */
-    CHECK(tddp_launch_devices_name(&devices, "3,1", 1, name));
     machine_remove(root);
 }
 
@@ -159,11 +161,9 @@ TEST(a_job_is_prepared)
     tddp_launch_job job;
     CHECK_OK(tddp_launch_job_prepare(&options, &none, 1, &job));
     CHECK_INT(job.threads, tddp_launch_cores());
-    CHECK_INT(job.binding.workers, 0);
-    tddp_launch_job_free(&job);
+    CHECK(job.cpus == NULL);
     CHECK_OK(tddp_launch_job_prepare(&options, &none, 4000, &job));
     CHECK_INT(job.threads, 1);
-    tddp_launch_job_free(&job);
 }
 
 /* With every allocation failing in turn, the makers of lists return NULL and leak nothing. */
@@ -175,7 +175,7 @@ TEST(short_memory_is_survived)
         char **list = tddp_launch_environment(&world, &job, 0, NULL);
         tddp_fail_allocation(0);
         if (list) {
-            tddp_launch_list_free(list);
+            free(list);
             CHECK(nth > 10);
             return;
         }

@@ -1,57 +1,18 @@
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "check.h"
+#include "launch/command/options.h"
 #include "launch/health/health.h"
 #include "net/net.h"
 
-enum { LONG_MS = 60000, CONNECTIONS = 16 };
-
-static void check_parse(const char *text, int expected)
-{
-    bool head;
-    CHECK_INT(tddp_launch_health_parse(text, strlen(text), &head), expected);
-    CHECK_INT(head, strncmp(text, "HEAD ", 5) == 0);
-}
-
-TEST(requests_are_parsed)
-{
-    check_parse("GET /health HTTP/1.1\r\nHost: a\r\n\r\n", 200);
-    check_parse("GET /healthz HTTP/1.0\n\n", 200);
-    check_parse("GET /health/live?all=1 HTTP/1.1\r\n\r\n", 200);
-    check_parse("GET /health?x HTTP/1.1\r\n\r\nrest", 200);
-    check_parse("HEAD /health HTTP/1.1\r\n\r\n", 200);
-    check_parse("GET / HTTP/1.1\r\n\r\n", 404);
-    check_parse("GET /healthy HTTP/1.1\r\n\r\n", 404);
-    check_parse("GET /healt HTTP/1.1\r\n\r\n", 404);
-    check_parse("POST /health HTTP/1.1\r\n\r\n", 404);
-    check_parse("GET health HTTP/1.1\r\n\r\n", 404);
-    check_parse("GET /health\r\n\r\n", 404);
-    check_parse("GET /health HTTP/2\r\n\r\n", 404);
-    check_parse(" /health HTTP/1.1\r\n\r\n", 404);
-    check_parse("HEAD\r\n\r\n", 404);
-    check_parse("G\n\n", 404);
-    check_parse("\r\n\r\n", 404);
-    check_parse("", 0);
-    check_parse("GET /health HTTP/1.1\r\n", 0);
-}
-
-TEST(a_request_has_a_size)
-{
-    char text[TDDP_LAUNCH_HEALTH_REQUEST_BYTES];
-    bool head;
-    memset(text, 'A', sizeof text);
-    CHECK_INT(tddp_launch_health_parse(text, sizeof text - 1, &head), 0);
-    CHECK_INT(tddp_launch_health_parse(text, sizeof text, &head), 404);
-}
-
-/* --- over the loop ---------------------------------------------------------------------------- */
+enum { LONG_MS = 60000, SILENT = 40 };
 
 static tddp_launch_loop loop;
 static tddp_launch_health *health;
 static bool is_healthy = true;
+static int listening;
 static size_t body_bytes = 20;
 
 static char *view(void *data, bool *healthy)
@@ -67,7 +28,9 @@ static char *view(void *data, bool *healthy)
 
 static void open_health(void)
 {
-    CHECK_OK(tddp_launch_health_open(&loop, tddp_net_loopback(), 0, view, &loop, &health));
+    listening = 0;
+    CHECK_OK(tddp_launch_health_open(&loop, tddp_net_loopback(), &listening, view, &loop, &health));
+    CHECK(listening > 0);
 }
 
 static void close_health(void)
@@ -79,8 +42,8 @@ static void close_health(void)
 static int open_client(void)
 {
     int fd;
-    CHECK_OK(tddp_net_connect_host(tddp_net_loopback(), tddp_launch_health_port(health),
-                                   tddp_deadline_after_ms(LONG_MS), -1, &fd));
+    CHECK_OK(tddp_net_connect_host(tddp_net_loopback(), listening, tddp_deadline_after_ms(LONG_MS),
+                                   -1, &fd));
     return fd;
 }
 
@@ -90,20 +53,17 @@ static void put(int fd, const char *text)
     CHECK_OK(tddp_net_send(fd, text, strlen(text), &done, tddp_deadline_after_ms(LONG_MS), -1));
 }
 
-/* Turns the loop until the server has closed the connection; returns how much came. */
+/* Has the loop answer, and reads until the server has closed the connection; returns how much. */
 static size_t answer_on(int fd, char *text, size_t size)
 {
     size_t got = 0;
-    for (;;) {
-        ssize_t more = recv(fd, text + got, size - 1 - got, MSG_DONTWAIT);
-        if (more == 0 || (more < 0 && errno == ECONNRESET)) {
-            break;
-        }
+    ssize_t more;
+    CHECK_OK(tddp_launch_loop_turn(&loop));
+    do {
+        CHECK_OK(tddp_net_poll(fd, POLLIN, tddp_deadline_after_ms(LONG_MS), -1));
+        more = recv(fd, text + got, size - 1 - got, MSG_DONTWAIT);
         got += more > 0 ? (size_t)more : 0;
-        if (more < 0) {
-            CHECK_OK(tddp_launch_loop_turn(&loop));
-        }
-    }
+    } while (more > 0);
     text[got] = '\0';
     tddp_net_close(fd);
     return got;
@@ -131,16 +91,28 @@ TEST(the_state_is_answered)
     CHECK_CONTAINS(text, "\r\n\r\nssssssssssssssssssss");
     CHECK_CONTAINS(ask("HEAD /health HTTP/1.1\r\n\r\n", text), "HTTP/1.1 503 ");
     CHECK_TEXT(strstr(text, "\r\n\r\n"), "\r\n\r\n");
-    CHECK_CONTAINS(ask("PUT /health HTTP/1.1\r\n\r\n", text), "HTTP/1.1 404 Not Found\r\n");
-    CHECK_CONTAINS(ask("GET / HTTP/1.1\r\n\r\n", text), "HTTP/1.1 404 Not Found\r\n");
-    CHECK_TEXT(strstr(text, "\r\n\r\n"), "\r\n\r\n");
+    CHECK_CONTAINS(ask("GET / HTTP/1.0\r\na: b\r\n\r\n", text), "HTTP/1.1 503 ");
+    CHECK_CONTAINS(ask("\r\n\r\n", text), "HTTP/1.1 503 ");
+    is_healthy = true;
     close_health();
 }
 
-/* More than a connection takes at once. */
+/* What does not fit in a read is read all the same, or the client would lose the answer. */
+TEST(a_long_request_is_answered)
+{
+    char text[4096];
+    char line[20000];
+    memset(line, 'A', sizeof line - 1);
+    line[sizeof line - 1] = '\0';
+    open_health();
+    CHECK_CONTAINS(ask(line, text), "HTTP/1.1 200 OK\r\n");
+    close_health();
+}
+
+/* The state of as many workers as a node has at most; the client reads it later. */
 TEST(a_long_answer_arrives_whole)
 {
-    enum { LONG_BYTES = 8 << 20 };
+    enum { LONG_BYTES = TDDP_LAUNCH_MAX_LOCAL * 50 };
     char *text = malloc(LONG_BYTES + 4096);
     CHECK(text != NULL);
     body_bytes = LONG_BYTES;
@@ -155,38 +127,36 @@ TEST(a_long_answer_arrives_whole)
     close_health();
 }
 
-/* More clients than there are connections send nothing: the oldest of them makes room. */
+/* They do not even wake the loop, until the kernel gives them up. */
 TEST(clients_that_send_nothing_keep_nobody_out)
 {
     char text[4096];
-    int silent[CONNECTIONS + 1];
+    int silent[SILENT];
     open_health();
-    int64_t start = tddp_now_ns();
-    for (int i = 0; i <= CONNECTIONS; i++) {
+    for (int i = 0; i < SILENT; i++) {
         silent[i] = open_client();
-        CHECK_OK(tddp_launch_loop_turn(&loop));
     }
     CHECK_CONTAINS(ask(asking, text), "HTTP/1.1 200 OK\r\n");
-    CHECK_INT(answer_on(silent[0], text, sizeof text), 0);
-    CHECK_INT(answer_on(silent[1], text, sizeof text), 0);
-    CHECK_INT(answer_on(silent[2], text, sizeof text), 0); /* its time is up */
-    CHECK(tddp_now_ns() - start >= 2 * TDDP_NS_PER_S);
-    int last = open_client();
-    put(last, "GET /hea");
-    close_health(); /* which waits for nobody */
-    tddp_net_close(last);
-    for (int i = 3; i <= CONNECTIONS; i++) {
+    for (int i = 0; i < SILENT; i++) {
+        CHECK_OK(tddp_launch_loop_turn(&loop));
+    }
+    for (int i = 0; i < SILENT; i++) {
+        CHECK_OK(tddp_net_poll(silent[i], POLLIN, tddp_deadline_after_ms(LONG_MS), -1));
+        CHECK_INT(recv(silent[i], text, 1, MSG_DONTWAIT), 0);
         tddp_net_close(silent[i]);
     }
+    int last = open_client();
+    close_health(); /* which waits for nobody */
+    tddp_net_close(last);
 }
 
 TEST(a_port_in_use_is_named)
 {
     tddp_launch_health *other;
     open_health();
-    CHECK_STATUS(tddp_launch_health_open(&loop, tddp_net_loopback(),
-                                         tddp_launch_health_port(health), view, &loop, &other),
-                 TDDP_ADDRESS_IN_USE);
+    CHECK_STATUS(
+        tddp_launch_health_open(&loop, tddp_net_loopback(), &listening, view, &loop, &other),
+        TDDP_ADDRESS_IN_USE);
     CHECK_CONTAINS(tddp_error_message(), "cannot listen on 127.0.0.1:");
     close_health();
 }

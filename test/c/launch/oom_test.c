@@ -1,6 +1,5 @@
 #include "base/base.h"
 #include "launch/report/report.h"
-#include "launch/workers/oom.h"
 #include "machine.h"
 
 static const char events[] = "sys/fs/cgroup/user.slice/job/memory.events";
@@ -15,62 +14,43 @@ static void put_events(const char *root, const char *path, int kills)
 
 TEST(the_count_of_a_cgroup)
 {
-    tddp_launch_oom oom;
     char *root = machine_make();
     machine_file(root, "0::/user.slice/job\n", "proc/self/cgroup");
     put_events(root, events, 3);
-    tddp_launch_oom_open(&oom, root);
-    CHECK(!tddp_launch_oom_has_killed(&oom));
+    CHECK_INT(tddp_launch_oom_kills(root), 3);
     put_events(root, events, 5);
-    CHECK(tddp_launch_oom_has_killed(&oom)); /* two kills are two workers */
-    CHECK(tddp_launch_oom_has_killed(&oom));
-    CHECK(!tddp_launch_oom_has_killed(&oom));
-    put_events(root, events, 6);
-    tddp_launch_oom_forget(&oom);
-    CHECK(!tddp_launch_oom_has_killed(&oom));
-    put_events(root, events, 7);
-    CHECK(tddp_launch_oom_has_killed(&oom));
-    tddp_launch_oom_close(&oom);
+    CHECK_INT(tddp_launch_oom_kills(root), 5);
     machine_remove(root);
 }
 
 /* In a container the path is the host's at times, and the files are at the mount's root. */
 TEST(the_count_of_a_container)
 {
-    tddp_launch_oom oom;
     char *root = machine_make();
     machine_file(root, "0::/system.slice/docker-1.scope\n", "proc/self/cgroup");
     put_events(root, "sys/fs/cgroup/memory.events", 0);
-    tddp_launch_oom_open(&oom, root);
+    CHECK_INT(tddp_launch_oom_kills(root), 0);
     put_events(root, "sys/fs/cgroup/memory.events", 1);
-    CHECK(tddp_launch_oom_has_killed(&oom));
-    tddp_launch_oom_close(&oom);
+    CHECK_INT(tddp_launch_oom_kills(root), 1);
     machine_remove(root);
 }
 
 TEST(the_count_of_version_1)
 {
     static const char control[] = "sys/fs/cgroup/memory/job/memory.oom_control";
-    tddp_launch_oom oom;
     char *root = machine_make();
     machine_file(root, "11:cpu,cpuacct:/x\n9:memory:/job\n0::/none\n", "proc/self/cgroup");
     machine_file(root, "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", "%s", control);
-    tddp_launch_oom_open(&oom, root);
-    CHECK(!tddp_launch_oom_has_killed(&oom));
+    CHECK_INT(tddp_launch_oom_kills(root), 0);
     machine_file(root, "oom_kill_disable 0\nunder_oom 1\noom_kill 1\n", "%s", control);
-    CHECK(tddp_launch_oom_has_killed(&oom));
-    tddp_launch_oom_close(&oom);
+    CHECK_INT(tddp_launch_oom_kills(root), 1);
     machine_remove(root);
 }
 
 TEST(a_machine_that_shows_nothing)
 {
-    tddp_launch_oom oom;
     char *root = machine_make();
-    tddp_launch_oom_open(&oom, root);
-    CHECK(!tddp_launch_oom_has_killed(&oom));
-    tddp_launch_oom_forget(&oom);
-    tddp_launch_oom_close(&oom);
+    CHECK_INT(tddp_launch_oom_kills(root), -1);
     machine_remove(root);
 }
 

@@ -11,11 +11,11 @@
 /* One variable that the lookup knows, "NAME=value". */
 static const char *variable;
 
-static inline const char *lookup(const char *name)
+static inline char *lookup(const char *name)
 {
     size_t length = strlen(name);
     return variable && strncmp(variable, name, length) == 0 && variable[length] == '='
-               ? variable + length + 1
+               ? (char *)variable + length + 1
                : NULL;
 }
 

@@ -5,23 +5,25 @@
 #include <unistd.h>
 
 #include "desk.h"
-#include "launch/output/layout.h"
 #include "launch/output/output.h"
-#include "launch/output/prefix.h"
 
 /* --- prefixes -------------------------------------------------------------------------------- */
 
 static void check_prefix(const char *template, const char *expected)
 {
-    tddp_launch_prefix_values values = {"trainer", "node7", 11, 3};
-    char *made = tddp_launch_prefix_fill(template, &values);
+    static const tddp_launch_macro macros[] = {{"role_name", "trainer"},
+                                               {"hostname", "node7"},
+                                               {"rank", "11"},
+                                               {"local_rank", "3"},
+                                               {NULL, NULL}};
+    char *made = tddp_launch_fill(template, macros);
     CHECK_TEXT(made, expected);
     free(made);
 }
 
 TEST(a_template_is_filled_in_as_python_does)
 {
-    check_prefix(NULL, "[trainer3]:");
+    check_prefix("[${role_name}${local_rank}]:", "[trainer3]:");
     check_prefix("", "");
     check_prefix("${hostname}/${rank}> ", "node7/11> ");
     check_prefix("$rank.$local_rank|", "11.3|");
@@ -29,33 +31,6 @@ TEST(a_template_is_filled_in_as_python_does)
     check_prefix("${rank", "${rank");
     check_prefix("${ranks} $other $1 $", "${ranks} $other $1 $");
     check_prefix("$role_name_x ${role_name}_x", "$role_name_x trainer_x");
-}
-
-TEST(colors_differ_between_neighbours_and_are_reset)
-{
-    char *first = tddp_launch_prefix_color("a:", 0);
-    char *second = tddp_launch_prefix_color("a:", 1);
-    char *later = tddp_launch_prefix_color("a:", 4000);
-    CHECK_TEXT(first, "\033[36ma:\033[0m");
-    CHECK_TEXT(second, "\033[33ma:\033[0m");
-    CHECK_TEXT(later, first);
-    free(first);
-    free(second);
-    free(later);
-}
-
-TEST(people_can_do_without_colors)
-{
-    unsetenv("NO_COLOR");
-    setenv("TERM", "xterm", 1);
-    CHECK_INT(tddp_launch_prefix_colors(), true);
-    setenv("NO_COLOR", "", 1);
-    CHECK_INT(tddp_launch_prefix_colors(), true);
-    setenv("NO_COLOR", "1", 1);
-    CHECK_INT(tddp_launch_prefix_colors(), false);
-    unsetenv("NO_COLOR");
-    setenv("TERM", "dumb", 1);
-    CHECK_INT(tddp_launch_prefix_colors(), false);
 }
 
 /* --- folders --------------------------------------------------------------------------------- */
@@ -68,63 +43,66 @@ static bool exists(const char *folder, const char *name)
     return stat(path, &found) == 0;
 }
 
-TEST(a_private_folder_goes_with_all_in_it)
+static void put_file(const char *folder, const char *name)
 {
-    tddp_launch_layout layout = {0};
-    struct stat found;
-    CHECK_OK(tddp_launch_layout_make_private(NULL, &layout));
-    CHECK_OK(tddp_launch_layout_begin(&layout, 0, 4));
-    char *path = tddp_launch_layout_path(&layout, 3, "error.json");
+    char path[4096];
+    (void)snprintf(path, sizeof path, "%s/%s", folder, name);
     FILE *file = fopen(path, "w");
     CHECK(file != NULL);
     fclose(file);
-    char *copy = strdup(layout.run);
-    CHECK_INT(stat(copy, &found), 0);
+}
+
+TEST(a_private_folder_goes_with_all_in_it)
+{
+    struct stat found;
+    char *folder = tddp_launch_folder_make(NULL, "torchrun");
+    CHECK_INT(stat(folder, &found), 0);
     CHECK_INT(found.st_mode & 0777, 0700);
-    tddp_launch_layout_free(&layout);
-    CHECK_INT(stat(copy, &found), -1);
-    CHECK(layout.run == NULL && layout.attempt == NULL);
-    free(copy);
-    free(path);
+    char *attempt = tddp_launch_folder_begin(folder, 0, 4);
+    put_file(attempt, "3/error.json");
+    put_file(folder, "other");
+    tddp_launch_folder_remove(folder);
+    CHECK_INT(stat(folder, &found), -1);
+    free(attempt);
+    free(folder);
+    tddp_launch_folder_remove(NULL);
 }
 
 TEST(each_start_has_a_folder_of_its_own)
 {
     char parent[] = "/tmp/layout-test-XXXXXX";
     char deeper[64];
-    tddp_launch_layout layout = {0};
     CHECK(mkdtemp(parent) != NULL);
     (void)snprintf(deeper, sizeof deeper, "%s/a/b", parent);
-    CHECK_OK(tddp_launch_layout_make(deeper, "job/1", &layout));
-    CHECK_INT(strncmp(layout.run, deeper, strlen(deeper)), 0);
-    CHECK_INT(strncmp(layout.run + strlen(deeper), "/job_1_", 7), 0);
-    CHECK_INT(strlen(layout.run), strlen(deeper) + 7 + 8);
-    CHECK(tddp_launch_layout_path(&layout, 0, "x") == NULL);
-    CHECK_OK(tddp_launch_layout_begin(&layout, 0, 2));
-    CHECK_OK(tddp_launch_layout_begin(&layout, 1, 1));
-    CHECK_OK(tddp_launch_layout_begin(&layout, 1, 3));
-    CHECK(exists(layout.run, "attempt_0/1") && !exists(layout.run, "attempt_0/2"));
-    CHECK(exists(layout.run, "attempt_1/0") && !exists(layout.run, "attempt_1/1"));
-    CHECK(exists(layout.run, "attempt_1.1/2"));
-    char *path = tddp_launch_layout_path(&layout, -1, "all.log");
-    CHECK_CONTAINS(path, "/attempt_1.1/all.log");
-    free(path);
-    layout.kept = false;
-    tddp_launch_layout_free(&layout);
+    char *run = tddp_launch_folder_make(deeper, "job/1");
+    CHECK_INT(strncmp(run, deeper, strlen(deeper)), 0);
+    CHECK_INT(strncmp(run + strlen(deeper), "/job_1_", 7), 0);
+    CHECK_INT(strlen(run), strlen(deeper) + 7 + 6);
+    char *attempts[] = {tddp_launch_folder_begin(run, 0, 2), tddp_launch_folder_begin(run, 1, 1),
+                        tddp_launch_folder_begin(run, 1, 3), tddp_launch_folder_begin(run, 1, 1)};
+    CHECK(exists(run, "attempt_0/1") && !exists(run, "attempt_0/2"));
+    CHECK(exists(run, "attempt_1/0") && !exists(run, "attempt_1/1"));
+    CHECK(exists(run, "attempt_1.1/2"));
+    CHECK_CONTAINS(attempts[3], "/attempt_1.2");
+    for (size_t i = 0; i < sizeof attempts / sizeof *attempts; i++) {
+        free(attempts[i]);
+    }
+    tddp_launch_folder_remove(run);
+    free(run);
     CHECK_INT(rmdir(deeper), 0);
     deeper[strlen(parent) + 2] = '\0';
     CHECK_INT(rmdir(deeper), 0);
     CHECK_INT(rmdir(parent), 0);
 }
 
-TEST(a_log_folder_that_cannot_be_made)
+TEST(a_folder_that_cannot_be_made)
 {
-    tddp_launch_layout layout = {0};
-    CHECK_STATUS(tddp_launch_layout_make("/dev/null/logs", "x", &layout), TDDP_SYSTEM);
-    CHECK_CONTAINS(tddp_error_message(), "cannot make the log folder /dev/null/logs");
-    CHECK_STATUS(tddp_launch_layout_make("/dev/zero", "x", &layout), TDDP_SYSTEM);
-    CHECK_CONTAINS(tddp_error_message(), "a file has that name");
-    CHECK(layout.run == NULL);
+    CHECK(tddp_launch_folder_make("/dev/null/logs", "x") == NULL);
+    CHECK_CONTAINS(tddp_error_message(), "cannot make a folder in /dev/null/logs: Not a directory");
+    CHECK(tddp_launch_folder_make("/dev/zero", "x") == NULL);
+    CHECK_CONTAINS(tddp_error_message(), "Not a directory");
+    CHECK(tddp_launch_folder_begin("/dev/null", 0, 1) == NULL);
+    CHECK_CONTAINS(tddp_error_message(), "/dev/null/attempt_0: Not a directory");
 }
 
 /* --- a run's output --------------------------------------------------------------------------- */
@@ -148,6 +126,32 @@ static tddp_status start_output(desk *made, const tddp_launch_options *options,
     return status;
 }
 
+/* What a worker writes to its pipe; the loop is not needed for what is drained. */
+static tddp_status write_output(tddp_launch_output *output, int local_rank, const char *text,
+                                bool at_end)
+{
+    static tddp_launch_loop loop;
+    static int writers[2] = {-1, -1};
+    tddp_status status = TDDP_OK;
+    if (writers[local_rank] < 0) {
+        int ends[2];
+        CHECK_INT(pipe(ends), 0);
+        writers[local_rank] = ends[1];
+        int fds[] = {ends[0], -1};
+        status = tddp_launch_output_watch(output, &loop, local_rank, fds);
+    }
+    CHECK_INT(write(writers[local_rank], text, strlen(text)), (long long)strlen(text));
+    if (status == TDDP_OK && text[0] != '\0') {
+        status = tddp_launch_loop_turn(&loop);
+    }
+    if (at_end) {
+        close(writers[local_rank]);
+        writers[local_rank] = -1;
+        status = status == TDDP_OK ? tddp_launch_loop_turn(&loop) : status;
+    }
+    return status;
+}
+
 static void remove_folder(const char *folder)
 {
     char command[256];
@@ -159,7 +163,8 @@ TEST(without_flags_all_comes_through_pipes)
 {
     desk made;
     tddp_launch_output *output = NULL;
-    tddp_launch_options options = {.role = "default"};
+    char *private = tddp_launch_folder_make(NULL, "torchrun");
+    tddp_launch_options options = {.role = "default", .private_folder = private};
     open_desk(&made);
     CHECK_OK(start_output(&made, &options, &output));
     for (int i = 0; i < 4; i++) {
@@ -168,14 +173,30 @@ TEST(without_flags_all_comes_through_pipes)
     }
     CHECK(tddp_launch_output_folder(output) == NULL);
     char *path = tddp_launch_output_error_file(output, 1);
-    CHECK_CONTAINS(path, "/attempt_0/1/error.json");
-    CHECK_OK(tddp_launch_output_take(output, 1, TDDP_LAUNCH_OUT, "a\nb", 3, false));
-    CHECK_OK(tddp_launch_output_take(output, 0, TDDP_LAUNCH_OUT, "c\n", 2, true));
-    CHECK_OK(tddp_launch_output_take(output, 1, TDDP_LAUNCH_OUT, NULL, 0, true));
+    CHECK_INT(strncmp(path, private, strlen(private)), 0);
+    CHECK_TEXT(path + strlen(private), "/attempt_0/1/error.json");
+    CHECK_OK(write_output(output, 1, "a\nb", false));
+    CHECK_OK(write_output(output, 0, "c\n", true));
+    CHECK_OK(write_output(output, 1, "", true));
     check_console(&made, TDDP_LAUNCH_OUT, "a\nc\nb\n");
     tddp_launch_output_free(output);
-    CHECK_INT(access(path, F_OK), -1);
     free(path);
+    tddp_launch_folder_remove(private);
+    free(private);
+    close_desk(&made);
+}
+
+TEST(without_a_folder_workers_have_no_error_file)
+{
+    desk made;
+    tddp_launch_output *output = NULL;
+    tddp_launch_options options = {.role = "default"};
+    open_desk(&made);
+    CHECK_OK(start_output(&made, &options, &output));
+    CHECK(tddp_launch_output_error_file(output, 0) == NULL);
+    check_console(&made, TDDP_LAUNCH_ERR,
+                  "torchrun: no temporary folder: workers have no error file (set TMPDIR)\n");
+    tddp_launch_output_free(output);
     close_desk(&made);
 }
 
@@ -188,8 +209,10 @@ TEST(a_stream_that_goes_to_a_file_alone_is_the_workers_own)
     tddp_launch_options options = {
         .role = "trainer",
         .log_dir = folder,
-        .redirects = {.all = TDDP_LAUNCH_STDOUT | TDDP_LAUNCH_STDERR},
-        .tee = {.count = 1, .listed = {{.local_rank = 1, .streams = TDDP_LAUNCH_STDOUT}}},
+        .redirects = {.given = true,
+                      .of = {TDDP_LAUNCH_STDOUT | TDDP_LAUNCH_STDERR,
+                             TDDP_LAUNCH_STDOUT | TDDP_LAUNCH_STDERR}},
+        .tee = {.given = true, .highest = 1, .of = {0, TDDP_LAUNCH_STDOUT}},
     };
     open_desk(&made);
     CHECK_OK(start_output(&made, &options, &output));
@@ -198,7 +221,7 @@ TEST(a_stream_that_goes_to_a_file_alone_is_the_workers_own)
     CHECK(fd >= 0);
     CHECK_INT(fcntl(fd, F_GETFL) & (O_ACCMODE | O_APPEND), O_WRONLY | O_APPEND);
     CHECK_INT(fcntl(fd, F_GETFD), FD_CLOEXEC);
-    CHECK_OK(tddp_launch_output_take(output, 1, TDDP_LAUNCH_OUT, "four\n", 5, false));
+    CHECK_OK(write_output(output, 1, "four\n", true));
     check_console(&made, TDDP_LAUNCH_OUT, "[trainer1]:four\n");
     char *path = tddp_launch_output_log_file(output, 1, TDDP_LAUNCH_OUT);
     check_file(path, "four\n");
@@ -222,21 +245,27 @@ TEST(short_memory_is_survived)
     tddp_launch_options options = {
         .role = "trainer",
         .log_dir = folder,
-        .tee = {.all = TDDP_LAUNCH_STDOUT},
-        .redirects = {.all = TDDP_LAUNCH_STDERR},
+        .tee = {.given = true, .of = {TDDP_LAUNCH_STDOUT, TDDP_LAUNCH_STDOUT}},
+        .redirects = {.given = true, .of = {TDDP_LAUNCH_STDERR, TDDP_LAUNCH_STDERR}},
         .out_filters = {.count = 1, .texts = "a"},
     };
     bool whole = false;
     for (long nth = 1; nth < 200 && !whole; nth++) {
         tddp_launch_output *output;
+        tddp_launch_loop loop = {0};
         open_desk(&made);
         tddp_fail_allocation(nth);
         tddp_status status = start_output(&made, &options, &output);
         if (status == TDDP_OK) {
-            status = tddp_launch_output_take(output, 0, TDDP_LAUNCH_OUT, "a\nb", 3, false);
-            tddp_status next = tddp_launch_output_take(output, 0, TDDP_LAUNCH_OUT, NULL, 0, true);
-            status = status == TDDP_OK ? next : status;
+            int ends[2];
+            CHECK_INT(pipe(ends), 0);
+            CHECK_INT(write(ends[1], "a\nb", 3), 3);
+            close(ends[1]);
+            int fds[] = {ends[0], -1};
+            status = tddp_launch_output_watch(output, &loop, 0, fds);
+            tddp_launch_output_drain(output);
             tddp_launch_output_free(output);
+            tddp_launch_loop_free(&loop);
         }
         /* Were it still to come, this would be the allocation that fails. */
         void *probe = tddp_alloc(1);

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "launch/workers/error_file.h"
 #include "launch/command/program.h"
 #include "launch/report/report.h"
 
@@ -22,6 +21,7 @@ TEST(an_error_file_in_pytorchs_form)
                "\"errorCode\": 3}");
     CHECK_TEXT(error.message, "ValueError: \"b\xc3\xb6\xf0\x9f\x98\x80m\"\n");
     CHECK_TEXT(error.traceback, "a\tb");
+    CHECK(error.missing == NULL);
     CHECK_INT(error.timestamp, 1795276170);
     tddp_launch_error_free(&error);
 }
@@ -55,12 +55,26 @@ TEST(a_broken_error_file_gives_what_there_is)
 
 TEST(macros_in_arguments)
 {
-    char *text = tddp_launch_substitute("a${local_rank}b${local_rank}", 12);
-    CHECK_TEXT(text, "a12b12");
-    free(text);
-    text = tddp_launch_substitute("${local_ran} $local_rank ${", 1);
-    CHECK_TEXT(text, "${local_ran} $local_rank ${");
-    free(text);
+    const char *arguments[] = {"a${local_rank}b${local_rank}", "", "${local_ran} $local_rank ${",
+                               "${local_rank}", NULL};
+    const tddp_launch_program program = {.arguments = arguments};
+    char **list = tddp_launch_program_argv(&program, 12);
+    CHECK(list != NULL);
+    CHECK_TEXT(list[0], "a12b12");
+    CHECK_TEXT(list[1], "");
+    CHECK_TEXT(list[2], "${local_ran} $local_rank ${");
+    CHECK_TEXT(list[3], "12");
+    CHECK(list[4] == NULL);
+    free(list);
+    bool whole = false;
+    for (long nth = 1; nth < 20 && !whole; nth++) {
+        tddp_fail_allocation(nth);
+        list = tddp_launch_program_argv(&program, 0);
+        whole = !tddp_fail_allocation(0);
+        CHECK(whole == (list != NULL));
+        free(list);
+    }
+    CHECK(whole);
 }
 
 TEST(the_root_cause_is_the_first_that_failed_by_itself)
@@ -71,10 +85,10 @@ TEST(the_root_cause_is_the_first_that_failed_by_itself)
         {.pid = 3, .rank = 2, .wait_status = 9, .ended = {10, 3}},
     };
     char text[TDDP_LAUNCH_ENDING_BYTES];
-    const tddp_launch_worker *root = tddp_launch_root_cause(workers, 3);
+    const tddp_launch_worker *root = tddp_launch_failure(workers, 3, NULL);
     CHECK(root == &workers[2]);
     CHECK_TEXT(tddp_launch_ending(root, text), "killed by SIGKILL");
     CHECK_TEXT(tddp_launch_ending(&workers[1], text), "exit code 1");
     workers[1].wait_status = workers[2].wait_status = 0;
-    CHECK(tddp_launch_root_cause(workers, 3) == NULL);
+    CHECK(tddp_launch_failure(workers, 3, NULL) == NULL);
 }

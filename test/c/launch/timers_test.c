@@ -80,7 +80,7 @@ static tddp_launch_timers *open_timers(char folder[64])
 
 static int open_client(const tddp_launch_timers *timers)
 {
-    int fd = open(tddp_launch_timers_path(timers), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    int fd = open(timers->path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
     CHECK_INT(fd >= 0, true);
     return fd;
 }
@@ -114,8 +114,6 @@ TEST(timers_run_stop_and_expire)
     CHECK_TEXT(expired.scope, "over");
     CHECK_INT(tddp_launch_timers_expired(timers, &expired), false);
     CHECK_INT(tddp_launch_timers_deadline(timers) < INT64_MAX, true);
-    tddp_launch_timers_forget(timers);
-    CHECK_INT(tddp_launch_timers_deadline(timers), INT64_MAX);
     (void)close(fd);
     CHECK_INT(tddp_launch_timers_read(timers), true); /* there is no end of the pipe */
     tddp_launch_timers_close(timers);

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -15,7 +16,6 @@ static struct rlimit files;
 
 static tddp_launch_start start_of(char **argv, char **envp)
 {
-    static tddp_launch_binding binding;
     CHECK_INT(getrlimit(RLIMIT_NOFILE, &files), 0);
     CHECK_OK(tddp_launch_signals_block(NULL, 0, &signals));
     return (tddp_launch_start){
@@ -24,8 +24,7 @@ static tddp_launch_start start_of(char **argv, char **envp)
         .envp = envp,
         .signals = &signals,
         .files = &files,
-        .stdin_fd = STDIN_FILENO,
-        .binding = &binding,
+        .has_input = true,
         .output_fds = {-1, -1},
     };
 }
@@ -40,13 +39,23 @@ static void write_program(const char *text)
     close(fd);
 }
 
+/* The child that did not get there is the only one, and ends. */
+static void check_reaped(int expected)
+{
+    int status = -1;
+    CHECK(waitpid(-1, &status, 0) > 0);
+    CHECK_INT(status, expected);
+    CHECK(!tddp_launch_has_children());
+}
+
 /* A lease has the kernel hold back whoever opens the file, as a file system that does not answer
  * does. */
 TEST(a_program_that_does_not_start_is_given_up)
 {
     char *argv[] = {path, NULL};
     char *envp[] = {NULL};
-    tddp_launch_worker worker = {.fds = {-1, -1}};
+    tddp_launch_worker worker = {0};
+    int pipes[TDDP_LAUNCH_STREAMS];
     write_program("#!/bin/sh\nexit 0\n");
     tddp_launch_start start = start_of(argv, envp);
     start.limit_ms = 50;
@@ -57,11 +66,11 @@ TEST(a_program_that_does_not_start_is_given_up)
         unlink(path);
         check_skip("this file system has no leases");
     }
-    CHECK_STATUS(tddp_launch_worker_start(&worker, &start), TDDP_TIMEOUT);
+    CHECK_STATUS(tddp_launch_worker_start(&worker, &start, pipes), TDDP_TIMEOUT);
     CHECK_CONTAINS(tddp_error_message(), path);
     CHECK_CONTAINS(tddp_error_message(), "it did not start within 0.05 s");
     CHECK(!worker.alive);
-    CHECK(!tddp_launch_has_children());
+    check_reaped(9);
     close(fd);
     unlink(path);
 }
@@ -70,12 +79,13 @@ TEST(what_is_no_program_is_named)
 {
     char *argv[] = {path, NULL};
     char *envp[] = {NULL};
-    tddp_launch_worker worker = {.fds = {-1, -1}};
+    tddp_launch_worker worker = {0};
+    int pipes[TDDP_LAUNCH_STREAMS];
     write_program("\x7f"
                   "ELF no");
     tddp_launch_start start = start_of(argv, envp);
-    CHECK_STATUS(tddp_launch_worker_start(&worker, &start), TDDP_SYSTEM);
+    CHECK_STATUS(tddp_launch_worker_start(&worker, &start, pipes), TDDP_SYSTEM);
     CHECK_CONTAINS(tddp_error_message(), "not a program");
-    CHECK(!tddp_launch_has_children());
+    check_reaped(127 << 8);
     unlink(path);
 }

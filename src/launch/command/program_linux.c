@@ -9,21 +9,15 @@
 #include <unistd.h>
 
 #include "base/base.h"
-#include "launch/installed/installed.h"
+#include "launch/command/program.h"
 
 tddp_status tddp_launch_installed(const char *flag, const char *place, char **out)
 {
     char own[PATH_MAX];
-    ssize_t length = readlink("/proc/self/exe", own, sizeof own - 1);
-    if (length < 0) {
+    if (!realpath("/proc/self/exe", own)) {
         return tddp_fail_errno("/proc/self/exe");
     }
-    own[length] = '\0';
-    char *slash = strrchr(own, '/');
-    if (slash) {
-        *slash = '\0';
-    }
-    char *path = tddp_format("%s/%s", own, place);
+    char *path = tddp_format("%.*s/%s", (int)(strrchr(own, '/') - own), own, place);
     if (!path) {
         return TDDP_OUT_OF_MEMORY;
     }
