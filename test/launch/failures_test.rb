@@ -132,7 +132,7 @@ class FailuresTest < LaunchCase
     end.map { |run| run.finish }
     results.each { |result| assert_code 1, result }
     host = Regexp.escape(Socket.gethostname)
-    assert_match(/FAILED elsewhere: rank 1 on node 1: exit code 6 \(pid \d+ on #{host}\)\n-+\nRoot cause, as that node reported it:\n  error     : ValueError: deep\n {14}one\n {14}two$/,
+    assert_match(/FAILED elsewhere: rank 1 on node 1: exit code 6 \(pid \d+ on #{host}\)\n +ValueError: deep\n +one\n +two$/,
       results[0].err)
     told = [0, 1].map { |node| JSON.parse(File.read("#{@folder}/report#{node}.json"))["attempts"].first }
     assert_match(/\Arank 1 on node 1: exit code 6 .*\nValueError: deep\none\ntwo\z/, told[0]["elsewhere"])

@@ -118,7 +118,7 @@ class NodesTest < NodesCase
     results = pair(*shell(code)).map(&:finish)
     results.each do |result|
       assert_code 1, result
-      assert_match(/: Boom: \?\]0;owned\?\?\[2J\?\?31m\n/, result.err)
+      assert_match(/(?:: |^ +)Boom: \?\]0;owned\?\?\[2J\?\?31m\n/, result.err)
       assert_match(/at \?\[5mline\n/, result.err)
       assert_empty result.err.force_encoding("UTF-8").scan(/[[:cntrl:]&&[^\n\t]]/)
     end

@@ -66,7 +66,8 @@ tddp_status tddp_launch_write_file(const char *path, const char *data, size_t si
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
     ssize_t wrote = 0;
-    while (fd >= 0 && size > 0 && ((wrote = write(fd, data, size)) >= 0 || errno == EINTR)) {
+    while (fd >= 0 && size > 0 &&
+           ((wrote = write(fd, data, size)) > 0 || (wrote < 0 && errno == EINTR))) {
         data += wrote > 0 ? wrote : 0;
         size -= wrote > 0 ? (size_t)wrote : 0;
     }

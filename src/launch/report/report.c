@@ -6,7 +6,6 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -121,18 +120,6 @@ static void put_failures(tddp_launch_console *console, tddp_launch_json *json,
     }
 }
 
-static void put_elsewhere(tddp_launch_console *console, const char *program, const char *text)
-{
-    int length = (int)strcspn(text, "\n");
-    tddp_launch_console_say(console, "%s FAILED elsewhere: %.*s", program, length, text);
-    if (text[length] == '\n') {
-        tddp_launch_console_put(console, "", line);
-        tddp_launch_console_put(console, "", "Root cause, as that node reported it:");
-        put_field(console, "error", text + length + 1);
-        tddp_launch_console_put(console, "", line);
-    }
-}
-
 /* Makes the head of an empty record: a list of attempts is open then. */
 static void begin(tddp_launch_json *json)
 {
@@ -140,27 +127,6 @@ static void begin(tddp_launch_json *json)
         tddp_launch_json_open(json, NULL, '{');
         tddp_launch_json_open(json, "attempts", '[');
     }
-}
-
-/* Begins the attempt's part of the record. Where that is of no use or too long, it begins anew. */
-static void put_attempt(tddp_launch_record *record, const tddp_launch_attempt *attempt,
-                        const char *elsewhere)
-{
-    tddp_launch_json *json = &record->json;
-    if (json->failed || json->text.size > MOST_BYTES) {
-        tddp_bytes_free(&json->text);
-        *json = (tddp_launch_json){0};
-        record->omitted = record->count;
-    }
-    record->count++;
-    begin(json);
-    tddp_launch_json_open(json, NULL, '{');
-    tddp_launch_json_number(json, "restart", attempt->world->restart);
-    tddp_launch_json_number(json, "round", attempt->world->round);
-    tddp_launch_json_number(json, "node_rank", attempt->world->node_rank);
-    tddp_launch_json_number(json, "nodes", attempt->world->nodes);
-    tddp_launch_json_number(json, "world_size", attempt->world->size);
-    tddp_launch_json_text(json, "elsewhere", elsewhere);
 }
 
 static int count_ended_by_us(const tddp_launch_worker *workers, int count)
@@ -175,27 +141,37 @@ static int count_ended_by_us(const tddp_launch_worker *workers, int count)
 void tddp_launch_report(tddp_launch_record *record, const tddp_launch_attempt *attempt,
                         const char *elsewhere, tddp_launch_console *console)
 {
-    char text[TDDP_LAUNCH_ENDING_BYTES];
+    char text[2 * TDDP_LAUNCH_ENDING_BYTES];
     tddp_launch_json *json = &record->json;
     const tddp_launch_worker *root = tddp_launch_failure(attempt->workers, attempt->count, NULL);
     int ended = count_ended_by_us(attempt->workers, attempt->count);
-    put_attempt(record, attempt, elsewhere);
+    if (json->failed || json->text.size > MOST_BYTES) {
+        tddp_bytes_free(&json->text);
+        *json = (tddp_launch_json){0};
+        record->omitted = record->count;
+    }
+    record->count++;
+    begin(json);
+    tddp_launch_json_open(json, NULL, '{');
+    tddp_launch_json_number(json, "restart", attempt->world->restart);
+    tddp_launch_json_number(json, "round", attempt->world->round);
+    tddp_launch_json_number(json, "node_rank", attempt->world->node_rank);
+    tddp_launch_json_number(json, "nodes", attempt->world->nodes);
+    tddp_launch_json_number(json, "world_size", attempt->world->size);
+    tddp_launch_json_text(json, "elsewhere", elsewhere);
     tddp_launch_json_number(json, "ended_by_torchrun", ended);
     tddp_launch_json_open(json, "failures", '[');
     if (elsewhere) {
-        put_elsewhere(console, attempt->program, elsewhere);
+        tddp_launch_console_say(console, "%s FAILED elsewhere: %s", attempt->program, elsewhere);
         put_failures(NULL, json, attempt);
     } else if (root) {
         tddp_launch_console_say(console, "%s FAILED: rank %d, %s", attempt->program, root->rank,
                                 tddp_launch_ending(root, text));
         tddp_launch_console_put(console, "", line);
         put_failures(console, json, attempt);
-        (void)snprintf(text, sizeof text, "%d other worker%s then ended by torchrun.", ended,
-                       ended == 1 ? " was" : "s were");
+        (void)snprintf(text, sizeof text, "%d other worker%s then ended by torchrun.\n%s", ended,
+                       ended == 1 ? " was" : "s were", line);
         tddp_launch_console_put(console, "", ended > 0 ? text : line);
-        if (ended > 0) {
-            tddp_launch_console_put(console, "", line);
-        }
     }
     tddp_launch_json_close(json, '[');
     tddp_launch_json_close(json, '{');

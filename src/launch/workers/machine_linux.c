@@ -173,51 +173,41 @@ static int meant(const gpu_list *all, const char *entry)
     return found;
 }
 
-/* The next entry without blanks around it; what follows the comma, or NULL after the last. */
-static const char *take_entry(const char *at, char entry[TDDP_LAUNCH_DEVICE_BYTES])
-{
-    at += strspn(at, " \t\n");
-    size_t length = strcspn(at, ",");
-    const char *next = at[length] == ',' ? at + length + 1 : NULL;
-    while (length > 0 && isspace((unsigned char)at[length - 1])) {
-        length--;
-    }
-    (void)snprintf(entry, TDDP_LAUNCH_DEVICE_BYTES, "%.*s", (int)length, at);
-    return next;
-}
-
-static void add_device(const gpu_list *all, const char *name, int place, tddp_launch_devices *out)
-{
-    tddp_launch_device *device = &out->list[out->named++];
-    (void)snprintf(device->name, sizeof device->name, "%s", name);
-    device->place = place;
-    device->node = place >= 0 && place < all->count ? all->list[place].node : -1;
-}
-
-/* The kind of the first entry is that of all; an entry of another kind ends the list. */
+/* The GPUs that the variable names, or without it all; an uncounted driver has one, as far as is
+ * known. The kind of the first entry is that of all; an entry of another kind ends the list. */
 static void choose(const gpu_list *all, const char *visible, tddp_launch_devices *out)
 {
-    char entry[TDDP_LAUNCH_DEVICE_BYTES];
-    while (visible && out->named < MOST_GPUS) {
-        visible = take_entry(visible, entry);
-        int place = meant(all, entry);
-        if (place == NO_GPU || (out->named > 0 && kind_of(out->list[0].name) != kind_of(entry))) {
+    const int most = visible ? MOST_GPUS : all->count > 0 ? all->count : all->uncounted;
+    const char *at = visible;
+    while (out->named < most && (at || !visible)) {
+        tddp_launch_device one = {.node = -1};
+        if (at) {
+            (void)sscanf(at, " %95[^, \t\n]", one.name); /* without the blanks around it */
+            at = strchr(at, ',');
+            at = at ? at + 1 : NULL;
+        } else {
+            (void)snprintf(one.name, sizeof one.name, "%d", out->named);
+        }
+        one.place = meant(all, one.name);
+        if (one.place == NO_GPU ||
+            (out->named > 0 && kind_of(out->list[0].name) != kind_of(one.name))) {
             return;
         }
         for (int i = 0; i < out->named; i++) {
-            if (place >= 0 ? out->list[i].place == place : strcmp(out->list[i].name, entry) == 0) {
+            if (one.place >= 0 ? out->list[i].place == one.place
+                               : strcmp(out->list[i].name, one.name) == 0) {
                 out->named = 0;
                 return;
             }
         }
-        add_device(all, entry, place, out);
+        one.node = one.place >= 0 && one.place < all->count ? all->list[one.place].node : -1;
+        out->list[out->named++] = one;
     }
 }
 
 tddp_status tddp_launch_devices_find(const char *root, const char *visible,
                                      tddp_launch_devices *out)
 {
-    char number[16];
     gpu_list *all = tddp_alloc(sizeof *all);
     *out = (tddp_launch_devices){.list = tddp_alloc_array(MOST_GPUS, sizeof *out->list)};
     if (!all || !out->list) {
@@ -225,14 +215,7 @@ tddp_status tddp_launch_devices_find(const char *root, const char *visible,
         return TDDP_OUT_OF_MEMORY;
     }
     find_gpus(root, all);
-    if (visible) {
-        choose(all, visible, out);
-    }
-    /* An uncounted driver has one, as far as is known. */
-    for (int i = 0; !visible && (i < all->count || (i == 0 && all->uncounted)); i++) {
-        (void)snprintf(number, sizeof number, "%d", i);
-        add_device(all, number, i, out);
-    }
+    choose(all, visible, out);
     bool instances = out->named > 0 && kind_of(out->list[0].name) == 'M';
     out->count = all->count == 0 && !all->uncounted ? 0 : instances ? 1 : out->named;
     free(all);
