@@ -1,158 +1,154 @@
 /*
- * One transfer at a time on a multi handle, which alone can wait for a descriptor of ours beside
- * the connection. Invariant: `busy` exactly while the easy handle is in the multi handle.
+ * One transfer on a multi handle, which alone can wait for a descriptor of ours beside the
+ * connection. Debian has libcurl in a build for each TLS library, and any of them serves.
  */
-#include <stdio.h>
-#include <stdlib.h>
-
-#include "launch/etcd/curl.h"
 #include "launch/etcd/http.h"
+
+#include <dlfcn.h>
+#include <poll.h>
+#include <stdio.h>
 
 enum { CONNECT_MS = 1500, MOST_RESPONSE_BYTES = 64 << 20 };
 
-struct tddp_http {
-    const tddp_curl *curl;
-    void *easy;
-    void *multi;
-    tddp_curl_list *headers;
-    tddp_bytes *response;
-    bool busy;
-    bool short_of_memory;
-    char url[512]; /* of the transfer, for texts */
-    char reason[TDDP_CURL_ERROR_SIZE];
-};
+/* libcurl's functions, for the life of the process. */
+static union {
+    struct {
+        int (*global_init)(long flags);
+        void *(*easy_init)(void);
+        int (*easy_setopt)(void *easy, int option, ...);
+        void (*easy_cleanup)(void *easy);
+        const char *(*easy_strerror)(int result);
+        void *(*multi_init)(void);
+        int (*multi_add_handle)(void *multi, void *easy);
+        int (*multi_remove_handle)(void *multi, void *easy);
+        int (*multi_perform)(void *multi, int *running);
+        int (*multi_poll)(void *multi, struct pollfd *extra, unsigned count, int ms, int *ready);
+        tddp_curl_message *(*multi_info_read)(void *multi, int *left);
+        int (*multi_cleanup)(void *multi);
+    };
+    void *all[12];
+} curl;
 
+static bool loaded;
+
+static void load(void)
+{
+    static const char *const files[] = {"libcurl.so.4", "libcurl-gnutls.so.4", "libcurl-nss.so.4"};
+    static const char *const names[sizeof curl.all / sizeof curl.all[0]] = {
+        "curl_global_init",      "curl_easy_init",           "curl_easy_setopt",
+        "curl_easy_cleanup",     "curl_easy_strerror",       "curl_multi_init",
+        "curl_multi_add_handle", "curl_multi_remove_handle", "curl_multi_perform",
+        "curl_multi_poll",       "curl_multi_info_read",     "curl_multi_cleanup"};
+    void *library = NULL;
+    for (size_t i = 0; !library && i < sizeof files / sizeof files[0]; i++) {
+        library = dlopen(files[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    }
+    loaded = library != NULL;
+    for (size_t i = 0; loaded && i < sizeof names / sizeof names[0]; i++) {
+        curl.all[i] = dlsym(library, names[i]);
+        loaded = curl.all[i] != NULL;
+    }
+    loaded = loaded && curl.global_init(TDDP_CURL_GLOBAL_DEFAULT) == 0;
+}
+
+/* --- life ------------------------------------------------------------------------------------ */
+
+/* Ends the transfer by another number than `size`. */
 static size_t take_data(char *data, size_t one, size_t size, void *context)
 {
     tddp_http *http = context;
+    bool fits = http->response.size + size <= MOST_RESPONSE_BYTES;
     (void)one; /* always 1 */
-    if (http->response->size + size > MOST_RESPONSE_BYTES ||
-        tddp_bytes_append(http->response, data, size) != TDDP_OK) {
-        http->short_of_memory = true;
-        return 0;
-    }
-    return size;
+    return fits && tddp_bytes_append(&http->response, data, size) == TDDP_OK ? size : 0;
 }
 
-static void set_options(tddp_http *http, const tddp_http_tls *tls)
+static void set_file(const tddp_http *http, int option, const char *file)
 {
-    const tddp_curl *curl = http->curl;
-    void *easy = http->easy;
-    (void)curl->easy_setopt(easy, TDDP_CURLOPT_NOSIGNAL, 1L);
-    (void)curl->easy_setopt(easy, TDDP_CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_MS);
-    (void)curl->easy_setopt(easy, TDDP_CURLOPT_WRITEFUNCTION, take_data);
-    (void)curl->easy_setopt(easy, TDDP_CURLOPT_WRITEDATA, http);
-    (void)curl->easy_setopt(easy, TDDP_CURLOPT_ERRORBUFFER, http->reason);
-    (void)curl->easy_setopt(easy, TDDP_CURLOPT_NOPROXY, "*"); /* a cluster's own hosts */
-    if (tls->cacert) {
-        (void)curl->easy_setopt(easy, TDDP_CURLOPT_CAINFO, tls->cacert);
-    }
-    if (tls->cert) {
-        (void)curl->easy_setopt(easy, TDDP_CURLOPT_SSLCERT, tls->cert);
-    }
-    if (tls->key) {
-        (void)curl->easy_setopt(easy, TDDP_CURLOPT_SSLKEY, tls->key);
+    if (file[0]) {
+        (void)curl.easy_setopt(http->easy, option, file);
     }
 }
 
-tddp_status tddp_http_create(const tddp_http_tls *tls, tddp_http **out)
+tddp_status tddp_http_open(tddp_http *http, const tddp_launch_etcd_conf *conf)
 {
-    const tddp_curl *curl;
-    tddp_status status = tddp_curl_load(&curl);
-    if (status != TDDP_OK) {
-        return status;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, load);
+    if (!loaded) {
+        return tddp_fail(TDDP_UNAVAILABLE, "--rdzv-backend=etcd needs libcurl 7.66 or newer "
+                                           "(Debian: apt install libcurl4)");
     }
-    tddp_http *made = tddp_alloc(sizeof *made);
-    if (!made) {
-        return TDDP_OUT_OF_MEMORY;
-    }
-    made->curl = curl;
-    made->easy = curl->easy_init();
-    made->multi = curl->multi_init();
-    if (!made->easy || !made->multi) {
-        tddp_http_free(made);
+    http->easy = curl.easy_init();
+    http->multi = http->easy ? curl.multi_init() : NULL;
+    if (!http->multi) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "libcurl is out of memory");
     }
-    set_options(made, tls);
-    *out = made;
+    (void)curl.easy_setopt(http->easy, TDDP_CURLOPT_NOSIGNAL, 1L);
+    (void)curl.easy_setopt(http->easy, TDDP_CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_MS);
+    (void)curl.easy_setopt(http->easy, TDDP_CURLOPT_WRITEFUNCTION, take_data);
+    (void)curl.easy_setopt(http->easy, TDDP_CURLOPT_WRITEDATA, http);
+    (void)curl.easy_setopt(http->easy, TDDP_CURLOPT_ERRORBUFFER, http->reason);
+    (void)curl.easy_setopt(http->easy, TDDP_CURLOPT_NOPROXY, "*"); /* a cluster's own hosts */
+    set_file(http, TDDP_CURLOPT_CAINFO, conf->cacert);
+    set_file(http, TDDP_CURLOPT_SSLCERT, conf->cert);
+    set_file(http, TDDP_CURLOPT_SSLKEY, conf->key);
     return TDDP_OK;
 }
 
-void tddp_http_free(tddp_http *http)
+void tddp_http_close(tddp_http *http)
 {
-    if (!http) {
-        return;
-    }
-    tddp_http_end(http, NULL);
-    if (http->multi) {
-        (void)http->curl->multi_cleanup(http->multi);
-    }
     if (http->easy) {
-        http->curl->easy_cleanup(http->easy);
+        tddp_http_end(http);
+        (void)curl.multi_cleanup(http->multi);
+        curl.easy_cleanup(http->easy);
     }
-    free(http);
+    tddp_bytes_free(&http->response);
 }
 
-tddp_status tddp_http_begin(tddp_http *http, const char *url, const char *header,
-                            const tddp_bytes *body, tddp_bytes *response)
+/* --- a transfer ------------------------------------------------------------------------------ */
+
+tddp_status tddp_http_begin(tddp_http *http, char *header, const char *body)
 {
-    const tddp_curl *curl = http->curl;
-    tddp_http_end(http, NULL);
-    http->response = response;
-    http->short_of_memory = false;
+    tddp_http_end(http);
+    http->response.size = 0;
     http->reason[0] = '\0';
-    (void)snprintf(http->url, sizeof http->url, "%s", url);
-    http->headers = curl->slist_append(NULL, "Content-Type: application/json");
-    if (header && http->headers) {
-        tddp_curl_list *longer = curl->slist_append(http->headers, header);
-        if (!longer) {
-            curl->slist_free_all(http->headers);
-        }
-        http->headers = longer;
+    http->header.data = header;
+    tddp_status status = tddp_bytes_reserve(&http->response, 1); /* it has an address from now on */
+    if (status != TDDP_OK) {
+        return status;
     }
-    if (!http->headers) {
+    if (curl.easy_setopt(http->easy, TDDP_CURLOPT_URL, http->url) ||
+        curl.easy_setopt(http->easy, TDDP_CURLOPT_COPYPOSTFIELDS, body) ||
+        curl.easy_setopt(http->easy, TDDP_CURLOPT_HTTPHEADER, header ? &http->header : NULL) ||
+        curl.multi_add_handle(http->multi, http->easy)) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "libcurl is out of memory");
     }
-    (void)curl->easy_setopt(http->easy, TDDP_CURLOPT_HTTPHEADER, http->headers);
-    (void)curl->easy_setopt(http->easy, TDDP_CURLOPT_URL, url);
-    (void)curl->easy_setopt(http->easy, TDDP_CURLOPT_POSTFIELDSIZE, (long)body->size);
-    (void)curl->easy_setopt(http->easy, TDDP_CURLOPT_POSTFIELDS, body->data);
-    http->busy = true;
-    if (curl->multi_add_handle(http->multi, http->easy) != 0) {
-        tddp_http_end(http, NULL);
-        return tddp_fail(TDDP_OUT_OF_MEMORY, "libcurl is out of memory");
-    }
+    http->open = true;
     return TDDP_OK;
 }
 
 /* How a transfer that is no longer running ended. */
-static tddp_status outcome(tddp_http *http)
+static tddp_status finish(tddp_http *http)
 {
     int left;
-    const tddp_curl_message *message = http->curl->multi_info_read(http->multi, &left);
-    if (http->short_of_memory) {
-        return tddp_fail(TDDP_OUT_OF_MEMORY, "%s: the response is too large", http->url);
-    }
-    if (!message || message->kind != TDDP_CURLMSG_DONE || message->data.result == TDDP_CURLE_OK) {
-        return TDDP_OK;
-    }
-    return tddp_fail(TDDP_NETWORK, "%s: %s", http->url,
-                     http->reason[0] ? http->reason
-                                     : http->curl->easy_strerror(message->data.result));
+    const tddp_curl_message *message = curl.multi_info_read(http->multi, &left);
+    int result = message ? message->result : 0;
+    tddp_http_end(http);
+    return result ? tddp_fail(TDDP_NETWORK, "%s: %s", http->url,
+                              http->reason[0] ? http->reason : curl.easy_strerror(result))
+                  : TDDP_OK;
 }
 
-tddp_status tddp_http_more(tddp_http *http, int64_t deadline_ns, tddp_cancel *cancel, bool *open)
+tddp_status tddp_http_receive(tddp_http *http, int64_t deadline_ns, tddp_cancel *cancel)
 {
-    tddp_curl_wait extra = {.fd = tddp_cancel_fd(cancel), .events = TDDP_CURL_WAIT_POLLIN};
-    size_t before = http->response->size;
+    struct pollfd extra = {.fd = tddp_cancel_fd(cancel), .events = POLLIN};
+    size_t before = http->response.size;
     for (;;) {
         int running = 0;
-        (void)http->curl->multi_perform(http->multi, &running);
-        *open = running > 0;
+        (void)curl.multi_perform(http->multi, &running);
         if (running == 0) {
-            return outcome(http);
+            return finish(http);
         }
-        if (http->response->size > before) {
+        if (http->response.size > before) {
             return TDDP_OK;
         }
         if (cancel && tddp_cancel_triggered(cancel)) {
@@ -161,34 +157,15 @@ tddp_status tddp_http_more(tddp_http *http, int64_t deadline_ns, tddp_cancel *ca
         if (tddp_now_ns() >= deadline_ns) {
             return tddp_fail(TDDP_TIMEOUT, "%s: no answer in time", http->url);
         }
-        (void)http->curl->multi_poll(http->multi, extra.fd >= 0 ? &extra : NULL, extra.fd >= 0,
-                                     tddp_deadline_poll_ms(deadline_ns), NULL);
+        (void)curl.multi_poll(http->multi, &extra, extra.fd >= 0,
+                              tddp_deadline_poll_ms(deadline_ns), NULL);
     }
 }
 
-void tddp_http_end(tddp_http *http, long *code)
+void tddp_http_end(tddp_http *http)
 {
-    if (code) {
-        *code = 0;
-        (void)http->curl->easy_getinfo(http->easy, TDDP_CURLINFO_RESPONSE_CODE, code);
+    if (http->open) {
+        (void)curl.multi_remove_handle(http->multi, http->easy);
     }
-    if (http->busy) {
-        (void)http->curl->multi_remove_handle(http->multi, http->easy);
-    }
-    http->busy = false;
-    http->curl->slist_free_all(http->headers);
-    http->headers = NULL;
-}
-
-tddp_status tddp_http_post(tddp_http *http, const char *url, const char *header,
-                           const tddp_bytes *body, int64_t deadline_ns, tddp_cancel *cancel,
-                           tddp_bytes *response, long *code)
-{
-    tddp_status status = tddp_http_begin(http, url, header, body, response);
-    bool open = status == TDDP_OK;
-    while (status == TDDP_OK && open) {
-        status = tddp_http_more(http, deadline_ns, cancel, &open);
-    }
-    tddp_http_end(http, code);
-    return status;
+    http->open = false;
 }

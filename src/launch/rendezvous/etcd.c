@@ -12,82 +12,88 @@
 #include "launch/rendezvous/backend.h"
 
 enum {
-    KEY_BYTES = 512,
+    KEY_BYTES = 384,       /* run IDs have at most 256 */
     LEAST_LEASE_S = 2,     /* etcd's own least, with its usual election timeout of one second */
     STATE_LEASE_TIMES = 2, /* of a node's: for the next leader to find it */
     ENDED_S = 3600,        /* how long the job's end stays, for a node that was cut off */
+    /* In place of the revision in which `leader` was made: */
+    NOBODY_LEADS = 0,
+    ANYBODY_LEADS = -1,
 };
 
 typedef struct connection {
-    tddp_etcd *etcd;
-    tddp_etcd_watch *watch; /* NULL: what is there was not listed yet */
-    int64_t revision;       /* of the list */
-    int64_t lease;          /* the entry's and the leader's; 0: none */
-    int64_t state_lease;    /* the document's */
-    int64_t led_in;         /* the revision in which this node's `leader` was made; 0: none */
-    tddp_bytes entry;       /* as it was put last under that lease */
-    bool left;              /* the entry stays */
+    tddp_etcd etcd;
+    int64_t revision;    /* of the list that was read last; 0: it is to be read */
+    int64_t lease;       /* the entry's and the leader's; 0: none */
+    int64_t state_lease; /* the document's */
+    int64_t led_in;      /* the revision in which this node's `leader` was made; 0: none */
+    bool left;           /* the entry stays */
 } connection;
 
-static tddp_slice key_of(const tddp_launch_link *link, char text[KEY_BYTES], const char *first,
-                         const char *second)
+typedef struct key {
+    char text[KEY_BYTES / 3 * 4 + 1]; /* in base64 */
+} key;
+
+static key key_of(const tddp_launch_link *link, const char *first, const char *second)
 {
-    int length = snprintf(text, KEY_BYTES, "/torchrun/%s/%s%s", link->run_id, first, second);
-    return (tddp_slice){text, (size_t)length};
+    key made;
+    char text[KEY_BYTES];
+    (void)snprintf(text, sizeof text, "/torchrun/%s%s%s", link->run_id, first, second);
+    (void)tddp_base64((tddp_slice){text, strlen(text)}, made.text);
+    return made;
 }
 
-static tddp_wait answer_wait(const tddp_launch_link *link)
+static tddp_status call(const tddp_launch_link *link, const char *path, char *body,
+                        tddp_etcd_answer *answer)
 {
-    return (tddp_wait){link->times.read_ms, NULL};
+    connection *c = link->state;
+    const tddp_wait wait = {link->times.read_ms, NULL};
+    return tddp_etcd_call(&c->etcd, path, body, &wait, answer);
 }
 
-/* No answer in time is a link that is lost, and no "nothing has changed". */
-static tddp_status lost(tddp_status status)
+/* --- leases ---------------------------------------------------------------------------------- */
+
+/* "/v3/lease/grant", of so many seconds, or what else there is to be done with `*id`, which may be
+ * another one then. TDDP_NOT_FOUND: it has run out. */
+static tddp_status call_lease(tddp_launch_link *link, const char *path, int64_t ttl_s, int64_t *id)
 {
-    return status == TDDP_TIMEOUT ? tddp_fail(TDDP_NETWORK, "%s", tddp_error_message()) : status;
+    tddp_etcd_answer answer = {0};
+    char *body = tddp_format(ttl_s ? "{\"TTL\": \"%lld\"}" : "{\"ID\": \"%lld\"}",
+                             (long long)(ttl_s ? ttl_s : *id));
+    tddp_status status = call(link, path, body, &answer);
+    if (status == TDDP_OK && answer.ttl <= 0) {
+        status = tddp_fail(TDDP_NOT_FOUND, "etcd: the lease has run out");
+    } else if (status == TDDP_OK) {
+        *id = answer.id;
+    }
+    tddp_etcd_answer_free(&answer);
+    return status;
+}
+
+static int64_t lease_s(const tddp_launch_link *link)
+{
+    int64_t silence_s = (link->times.silence_ms + 999) / 1000;
+    return silence_s > LEAST_LEASE_S ? silence_s : LEAST_LEASE_S;
 }
 
 /* --- life ------------------------------------------------------------------------------------ */
 
 static tddp_status open_link(tddp_launch_link *link)
 {
-    const tddp_launch_options *options = link->options;
-    const tddp_launch_etcd_conf *conf = &options->conf.etcd;
-    const tddp_etcd_opts opts = {
-        .endpoints = options->endpoints,
-        .endpoint_count = options->endpoint_count,
-        .https = conf->https,
-        .tls = {.cacert = conf->cacert[0] ? conf->cacert : NULL,
-                .cert = conf->cert[0] ? conf->cert : NULL,
-                .key = conf->key[0] ? conf->key : NULL},
-        .username = conf->username[0] ? conf->username : NULL,
-        .password = conf->password,
-    };
     connection *made = tddp_alloc(sizeof *made);
     link->state = made;
-    return made ? tddp_etcd_open(&opts, &made->etcd) : TDDP_OUT_OF_MEMORY;
-}
-
-static void forget_list(connection *c)
-{
-    tddp_etcd_watch_close(c->watch);
-    c->watch = NULL;
-    c->revision = 0;
+    return made ? tddp_etcd_open(&made->etcd, link->options) : TDDP_OUT_OF_MEMORY;
 }
 
 static void close_link(tddp_launch_link *link)
 {
     connection *c = link->state;
-    tddp_wait wait = answer_wait(link);
-    if (!c) {
-        return;
+    if (c && c->lease && !c->left) { /* else it runs out */
+        (void)!call_lease(link, "/v3/lease/revoke", 0, &c->lease);
     }
-    if (c->lease && !c->left) {
-        (void)!tddp_etcd_lease_revoke(c->etcd, c->lease, &wait); /* else it runs out */
+    if (c) {
+        tddp_etcd_close(&c->etcd);
     }
-    forget_list(c);
-    tddp_bytes_free(&c->entry);
-    tddp_etcd_close(c->etcd);
     free(c);
     link->state = NULL;
 }
@@ -96,19 +102,16 @@ static void close_link(tddp_launch_link *link)
 static tddp_status connect_link(tddp_launch_link *link, int64_t limit_ms)
 {
     connection *c = link->state;
-    char key[KEY_BYTES];
-    tddp_wait wait = {limit_ms, link->cancel};
+    const tddp_wait wait = {limit_ms, link->cancel};
     tddp_etcd_answer answer = {0};
-    link->refused = false;
-    link->why[0] = '\0';
-    forget_list(c);
-    tddp_status status =
-        tddp_etcd_range(c->etcd, key_of(link, key, "leader", ""), false, 1, &wait, &answer);
+    char *body = tddp_format("{\"key\": \"%s\"}", key_of(link, "/leader", "").text);
+    tddp_status status = tddp_etcd_call(&c->etcd, "/v3/kv/range", body, &wait, &answer);
     tddp_etcd_answer_free(&answer);
+    c->revision = 0;
     if (status != TDDP_OK) {
         (void)snprintf(link->why, sizeof link->why, "%s", tddp_error_message());
     }
-    return lost(status);
+    return status;
 }
 
 /* --- what is there --------------------------------------------------------------------------- */
@@ -116,167 +119,144 @@ static tddp_status connect_link(tddp_launch_link *link, int64_t limit_ms)
 static tddp_status list(tddp_launch_link *link, tddp_launch_view *view)
 {
     connection *c = link->state;
-    char text[KEY_BYTES];
+    const tddp_wait wait = {link->times.read_ms, link->cancel};
+    const size_t prefix = strlen("/torchrun//") + strlen(link->run_id);
     tddp_etcd_answer answer = {0};
-    tddp_wait wait = {link->times.read_ms, link->cancel};
-    tddp_slice prefix = key_of(link, text, "", "");
-    tddp_status status = tddp_etcd_range(c->etcd, prefix, true, 0, &wait, &answer);
+    char *body = tddp_format("{\"key\": \"%s\", \"range_end\": \"%s\"}", key_of(link, "/", "").text,
+                             key_of(link, "0", "").text);
+    c->revision = 0; /* the watch has told: it is listed again, also if this ends early */
+    tddp_status status = tddp_etcd_call(&c->etcd, "/v3/kv/range", body, &wait, &answer);
     if (status == TDDP_OK) {
         tddp_launch_view_free(view);
         c->revision = answer.revision;
     }
     for (size_t i = 0; i < answer.count && status == TDDP_OK; i++) {
         const tddp_etcd_pair *pair = &answer.pairs[i];
-        status = tddp_launch_view_add(
-            view, (tddp_slice){pair->key.data + prefix.size, pair->key.size - prefix.size},
-            (tddp_slice){pair->value.data, pair->value.size});
-    }
-    if (status == TDDP_OK && !c->watch) {
-        status = tddp_etcd_watch_open(c->etcd, prefix, true, c->revision + 1, &c->watch);
+        if (pair->key.size > prefix) {
+            status = tddp_launch_view_add(
+                view, (tddp_slice){pair->key.data + prefix, pair->key.size - prefix},
+                (tddp_slice){pair->value.data, pair->value.size});
+        }
     }
     tddp_etcd_answer_free(&answer);
-    return lost(status);
-}
-
-/* Waits for a change after what was listed. */
-static tddp_status await_change(connection *c, const tddp_wait *wait)
-{
-    int64_t deadline_ns = tddp_wait_deadline(wait, 0);
-    int64_t changed_in = 0;
-    while (changed_in <= c->revision) {
-        tddp_etcd_pair pair = {0};
-        tddp_wait left = {tddp_deadline_poll_ms(deadline_ns), wait->cancel};
-        tddp_status status = tddp_etcd_watch_next(c->watch, &left, &pair);
-        changed_in = pair.mod_revision;
-        tddp_etcd_pair_free(&pair);
-        if (status == TDDP_NOT_FOUND) { /* too far behind: all of it is listed again */
-            forget_list(c);
-            return TDDP_OK;
-        }
-        if (status != TDDP_OK) {
-            return status;
-        }
-    }
-    return TDDP_OK;
+    return status;
 }
 
 static tddp_status watch(tddp_launch_link *link, int64_t limit_ms, tddp_launch_view *view)
 {
     connection *c = link->state;
-    tddp_wait wait = {limit_ms, link->cancel};
-    tddp_status status = c->watch ? await_change(c, &wait) : TDDP_OK;
-    return status == TDDP_OK ? list(link, view) : status;
+    const tddp_wait wait = {limit_ms, link->cancel};
+    tddp_status status = TDDP_OK;
+    if (c->revision > 0) {
+        char *body = tddp_format("{\"create_request\": {\"key\": \"%s\", \"range_end\": \"%s\", "
+                                 "\"start_revision\": \"%lld\"}}",
+                                 key_of(link, "/", "").text, key_of(link, "0", "").text,
+                                 (long long)c->revision + 1);
+        status = tddp_etcd_watch(&c->etcd, body, c->revision, &wait);
+    }
+    return status ? status : list(link, view);
+}
+
+/* --- writes ---------------------------------------------------------------------------------- */
+
+static char *put_request(key at, tddp_slice value, int64_t lease)
+{
+    char *text = tddp_alloc((value.size + 2) / 3 * 4 + 1);
+    char *made =
+        text ? tddp_format(
+                   "\"request_put\": {\"key\": \"%s\", \"value\": \"%s\", \"lease\": \"%lld\"}",
+                   at.text, tddp_base64(value, text), (long long)lease)
+             : NULL;
+    free(text);
+    return made;
+}
+
+static char *delete_request(key at)
+{
+    return tddp_format("\"request_delete_range\": {\"key\": \"%s\"}", at.text);
+}
+
+/* Executes a request, and frees it, if `leader` was made in the revision `led_in`. TDDP_NOT_FOUND:
+ * it was not, or the request's lease has run out. */
+static tddp_status write_if(tddp_launch_link *link, int64_t led_in, char *request)
+{
+    connection *c = link->state;
+    tddp_etcd_answer answer = {0};
+    key leader = key_of(link, "/leader", "");
+    char *body = request ? tddp_format("{\"compare\": [{\"key\": \"%s\", \"target\": \"CREATE\", "
+                                       "\"result\": \"%s\", \"create_revision\": \"%lld\"}],\n"
+                                       "\"success\": [{%s}],\n"
+                                       "\"failure\": [{\"request_range\": {\"key\": \"%s\"}}]}",
+                                       leader.text, led_in == ANYBODY_LEADS ? "GREATER" : "EQUAL",
+                                       (long long)led_in, request, leader.text)
+                         : NULL;
+    free(request);
+    tddp_status status = call(link, "/v3/kv/txn", body, &answer);
+    if (status == TDDP_OK && answer.succeeded) {
+        c->led_in = led_in == NOBODY_LEADS ? answer.revision : c->led_in;
+    } else if (status == TDDP_OK) {
+        /* It may be this node's own, made by a request whose answer was lost. */
+        bool own = answer.count > 0 && strcmp(answer.pairs[0].value.data, link->id) == 0;
+        c->led_in = own ? answer.create_revision : 0;
+        if (!own || led_in != NOBODY_LEADS) {
+            status = tddp_fail(TDDP_NOT_FOUND, "another torchrun leads");
+        }
+    }
+    tddp_etcd_answer_free(&answer);
+    return status;
 }
 
 /* --- entries --------------------------------------------------------------------------------- */
 
-static int64_t lease_s(const tddp_launch_link *link)
-{
-    int64_t silence_s = (link->times.silence_ms + 999) / 1000;
-    return silence_s > LEAST_LEASE_S ? silence_s : LEAST_LEASE_S;
-}
-
-/* Renews the node's lease, or gets another one. */
-static tddp_status renew(tddp_launch_link *link)
-{
-    connection *c = link->state;
-    tddp_wait wait = answer_wait(link);
-    tddp_status status =
-        c->lease ? tddp_etcd_lease_renew(c->etcd, c->lease, &wait) : TDDP_NOT_FOUND;
-    if (status == TDDP_NOT_FOUND) {
-        c->led_in = 0;
-        c->entry.size = 0;
-        status = tddp_etcd_lease_grant(c->etcd, lease_s(link), &wait, &c->lease);
-    }
-    return status;
-}
-
 static tddp_status put_entry(tddp_launch_link *link, tddp_slice value, bool again)
 {
     connection *c = link->state;
-    char key[KEY_BYTES];
-    int64_t revision;
-    tddp_wait wait = answer_wait(link);
-    (void)again; /* the lease may have run out, and the entry with it */
-    tddp_status status = renew(link);
-    bool there = c->entry.size == value.size && memcmp(c->entry.data, value.data, value.size) == 0;
-    if (status == TDDP_OK && !there) {
-        c->entry.size = 0;
-        const tddp_etcd_write write = {
-            .key = key_of(link, key, "node/", link->id), .value = value, .lease = c->lease};
-        status = tddp_etcd_put(c->etcd, &write, &wait, &revision);
-        status = status ? status : tddp_bytes_append(&c->entry, value.data, value.size);
+    tddp_status status =
+        c->lease ? call_lease(link, "/v3/lease/keepalive", 0, &c->lease) : TDDP_NOT_FOUND;
+    if (status == TDDP_NOT_FOUND) { /* what hung on the lease has gone with it */
+        again = false;
+        c->led_in = 0;
+        status = call_lease(link, "/v3/lease/grant", lease_s(link), &c->lease);
     }
-    return lost(status);
+    if (status == TDDP_OK && !again) {
+        status = write_if(link, ANYBODY_LEADS,
+                          put_request(key_of(link, "/node/", link->id), value, c->lease));
+    }
+    return status;
 }
 
 /* It goes when its lease runs out, if nobody removes it before. */
 static tddp_status leave_entry(tddp_launch_link *link, tddp_slice value)
 {
-    connection *c = link->state;
-    c->left = true;
+    ((connection *)link->state)->left = true;
     return put_entry(link, value, false);
 }
 
 static tddp_status remove_entry(tddp_launch_link *link, const char *id)
 {
-    const connection *c = link->state;
-    char key[KEY_BYTES];
-    int64_t revision;
-    tddp_wait wait = answer_wait(link);
-    const tddp_etcd_write write = {.key = key_of(link, key, "node/", id), .remove = true};
-    return lost(tddp_etcd_put(c->etcd, &write, &wait, &revision));
+    return write_if(link, ANYBODY_LEADS, delete_request(key_of(link, "/node/", id)));
 }
 
 /* --- the leader ------------------------------------------------------------------------------ */
 
-static tddp_status other_leads(void)
-{
-    return tddp_fail(TDDP_NOT_FOUND, "another torchrun leads");
-}
-
 static tddp_status lead(tddp_launch_link *link)
 {
     connection *c = link->state;
-    char key[KEY_BYTES];
-    tddp_wait wait = answer_wait(link);
     if (c->led_in > 0) { /* its lease was renewed with the entry's */
-        return c->state_lease ? lost(tddp_etcd_lease_renew(c->etcd, c->state_lease, &wait))
+        return c->state_lease ? call_lease(link, "/v3/lease/keepalive", 0, &c->state_lease)
                               : TDDP_OK;
     }
-    tddp_status status = c->lease ? TDDP_OK : renew(link);
-    tddp_slice leader = key_of(link, key, "leader", "");
-    const tddp_etcd_write write = {
-        .key = leader, .value = {link->id, strlen(link->id)}, .lease = c->lease, .guard = leader};
-    status = status ? status : tddp_etcd_put(c->etcd, &write, &wait, &c->led_in);
-    return status == TDDP_OK && c->led_in == 0 ? other_leads() : lost(status);
-}
-
-/* Writes what makes sense only while this node leads. */
-static tddp_status write_leading(tddp_launch_link *link, tddp_etcd_write write)
-{
-    connection *c = link->state;
-    char key[KEY_BYTES];
-    int64_t revision = 0;
-    tddp_wait wait = answer_wait(link);
-    write.guard = key_of(link, key, "leader", "");
-    write.made_in = c->led_in;
-    tddp_status status = tddp_etcd_put(c->etcd, &write, &wait, &revision);
-    if (status == TDDP_OK && revision == 0) {
-        c->led_in = 0;
-        return other_leads();
-    }
-    return lost(status);
+    return write_if(link, NOBODY_LEADS,
+                    put_request(key_of(link, "/leader", ""),
+                                (tddp_slice){link->id, strlen(link->id)}, c->lease));
 }
 
 static tddp_status resign(tddp_launch_link *link)
 {
     connection *c = link->state;
-    char key[KEY_BYTES];
     tddp_status status = TDDP_OK;
     if (c->led_in > 0) {
-        status = write_leading(
-            link, (tddp_etcd_write){.key = key_of(link, key, "leader", ""), .remove = true});
+        status = write_if(link, c->led_in, delete_request(key_of(link, "/leader", "")));
     }
     c->led_in = 0;
     return status;
@@ -285,20 +265,19 @@ static tddp_status resign(tddp_launch_link *link)
 static tddp_status put_state(tddp_launch_link *link, tddp_slice before, tddp_slice now, bool last)
 {
     connection *c = link->state;
-    char key[KEY_BYTES];
-    tddp_wait wait = answer_wait(link);
     tddp_status status = TDDP_OK;
     (void)before; /* who leads is compared instead */
+    if (c->led_in == 0) {
+        return tddp_fail(TDDP_NOT_FOUND, "another torchrun leads");
+    }
     if (!c->state_lease || last) {
         int64_t ttl_s = last ? ENDED_S : STATE_LEASE_TIMES * lease_s(link) + LEAST_LEASE_S;
-        status = tddp_etcd_lease_grant(c->etcd, ttl_s, &wait, &c->state_lease);
+        status = call_lease(link, "/v3/lease/grant", ttl_s, &c->state_lease);
     }
-    if (status != TDDP_OK) {
-        return lost(status);
+    if (status == TDDP_OK) {
+        status =
+            write_if(link, c->led_in, put_request(key_of(link, "/state", ""), now, c->state_lease));
     }
-    status = write_leading(link, (tddp_etcd_write){.key = key_of(link, key, "state", ""),
-                                                   .value = now,
-                                                   .lease = c->state_lease});
     if (status == TDDP_NOT_FOUND) { /* or it is the lease that has run out */
         c->state_lease = 0;
     }

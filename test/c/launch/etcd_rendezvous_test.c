@@ -12,8 +12,6 @@
 
 enum { NODES = 3 };
 
-static const tddp_wait patient = {60000, NULL};
-
 static etcd_server server;
 static tddp_launch_options options;
 static tddp_launch_times times;
@@ -81,38 +79,19 @@ static void await_over(int index)
     end_node(index);
 }
 
-static tddp_slice slice(const char *name)
+/* The job's keys that begin so, asked over a client of the test's. */
+static tddp_etcd_answer keys(const char *first, const char *end)
 {
-    return (tddp_slice){name, strlen(name)};
-}
-
-/* The keys below a prefix, asked over a client of the test's. */
-static tddp_etcd_answer keys(const char *prefix)
-{
-    tddp_etcd *etcd;
-    tddp_etcd_answer answer = {0};
-    const tddp_etcd_opts opts = {.endpoints = &server.endpoint, .endpoint_count = 1};
-    CHECK_OK(tddp_etcd_open(&opts, &etcd));
-    CHECK_OK(tddp_etcd_range(etcd, slice(prefix), true, 0, &patient, &answer));
-    tddp_etcd_close(etcd);
+    etcd_client *client = open_client(&server.endpoint, 1, "", "");
+    tddp_etcd_answer answer = keys_between(client, first, end);
+    close_client(client);
     return answer;
-}
-
-static size_t count_keys(const char *prefix)
-{
-    tddp_etcd_answer answer = keys(prefix);
-    size_t count = answer.count;
-    tddp_etcd_answer_free(&answer);
-    return count;
 }
 
 /* The revision in which the leader's key was made, or 0. */
 static int64_t term(void)
 {
-    tddp_etcd_answer answer = keys("/torchrun/job/leader");
-    int64_t revision = answer.count ? answer.pairs[0].create_revision : 0;
-    tddp_etcd_answer_free(&answer);
-    return revision;
+    return key_number(&server, "/torchrun/job/leader", "create_revision");
 }
 
 static void finish(int count)
@@ -143,12 +122,12 @@ TEST(a_job_leaves_nothing_but_its_end)
     }
     CHECK_INT(ranks, (1 << NODES) - 1);
     finish(NODES);
-    tddp_etcd_answer left = keys("/torchrun/job/");
+    tddp_etcd_answer left = keys("/torchrun/job/", "/torchrun/job0");
     CHECK_INT(left.count, 1);
     CHECK_TEXT(left.pairs[0].key.data, "/torchrun/job/state");
     CHECK_CONTAINS(left.pairs[0].value.data, "\"stage\": \"ended\"");
     CHECK_CONTAINS(left.pairs[0].value.data, "\"ended_how\": \"done\"");
-    CHECK(left.pairs[0].lease != 0); /* it goes by itself */
+    CHECK(key_number(&server, "/torchrun/job/state", "lease") != 0); /* it goes by itself */
     tddp_etcd_answer_free(&left);
     /* The job's name may be used again. */
     int64_t before = worlds[0].generation;
@@ -336,7 +315,7 @@ TEST(a_job_that_was_killed_is_started_again)
     CHECK_INT(read(told[0], &byte, 1), 1);
     CHECK_INT(kill(killed, SIGKILL), 0);
     CHECK_INT(waitpid(killed, &status, 0), killed);
-    CHECK_INT(count_keys("/torchrun/job/state"), 1);
+    CHECK(key_number(&server, "/torchrun/job/state", "create_revision") > 0);
     start_node(0);
     CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
     CHECK_INT(worlds[0].round, 0);
