@@ -41,6 +41,24 @@ class RunOnGPUTest < Minitest::Test
     end
   end
 
+  # By a Python that knows nothing of torch, and has measured.
+  def test_what_ranks_warn_of_does_not_end_a_table
+    with_programs("echo ok") do |dir|
+      python = File.join(dir, "python")
+      File.write(python, <<~'SH', perm: 0o755)
+        #!/bin/sh
+        case "$1" in
+        *machine.py) echo "python_version='Python 3.12'" ;;
+        *bench.py) printf '| 8 B | 1.5 |\n[rank1]:[W1127 nccl.cpp:4094] Warning: a communicator\n| 1 KiB | 2.5 |\n' ;;
+        esac
+      SH
+      out, status = run_program("--stand-ins", "--build", dir, "--out", File.join(dir, "out"), env: {"PYTHON" => python})
+      assert status.success?, out
+      assert_match(/^## Times, with stand-ins.*\n\n\| 8 B \| 1.5 \|\n\| 1 KiB \| 2.5 \|$/, out)
+      assert_match(/^\[rank1\]:/, File.read(File.join(dir, "out/log.txt")))
+    end
+  end
+
   # The system's timeout(1) ends what hangs; in its place here stands one that says so of each part at once.
   def test_a_part_that_hangs_is_ended
     with_programs("exec sleep 60") do |dir|

@@ -66,6 +66,22 @@ bool tddp_launch_coordinator_over(const tddp_launch_coordinator *coordinator, in
            now_ns >= tddp_deadline_from(coordinator->ended_ns, coordinator->opts.times->close_ms);
 }
 
+tddp_launch_participant *tddp_launch_coordinator_add(tddp_launch_coordinator *coordinator,
+                                                     const tddp_launch_entry *entry)
+{
+    void *nodes = coordinator->nodes;
+    if (tddp_launch_grow(&nodes, coordinator->count, sizeof *coordinator->nodes) != TDDP_OK) {
+        coordinator->status = TDDP_OUT_OF_MEMORY;
+        return NULL;
+    }
+    coordinator->nodes = nodes;
+    tddp_launch_participant *node = &coordinator->nodes[coordinator->count++];
+    node->entry = *entry;
+    node->rank = entry->rank;
+    node->round = entry->round;
+    return node;
+}
+
 /* --- another coordinator's document ---------------------------------------------------------- */
 
 tddp_status tddp_launch_coordinator_adopt(tddp_launch_coordinator *coordinator,
@@ -88,22 +104,15 @@ tddp_status tddp_launch_coordinator_adopt(tddp_launch_coordinator *coordinator,
         entry.self = *member;
         entry.round = doc->round;
         entry.rank = rank;
-        void *nodes = coordinator->nodes;
-        if (tddp_launch_grow(&nodes, coordinator->count, sizeof *coordinator->nodes) != TDDP_OK) {
-            return coordinator->status = TDDP_OUT_OF_MEMORY;
+        tddp_launch_participant *node = tddp_launch_coordinator_add(coordinator, &entry);
+        if (node) {
+            node->status = TDDP_LAUNCH_MEMBER;
+            node->missing_ns = now_ns;
+            node->adopted = true;
+            node->in = doc->stage == TDDP_LAUNCH_STAGE_RUNNING;
         }
-        coordinator->nodes = nodes;
-        coordinator->nodes[coordinator->count++] = (tddp_launch_participant){
-            .entry = entry,
-            .status = TDDP_LAUNCH_MEMBER,
-            .rank = rank,
-            .round = doc->round,
-            .missing_ns = now_ns,
-            .adopted = true,
-            .in = doc->stage == TDDP_LAUNCH_STAGE_RUNNING,
-        };
     }
-    return TDDP_OK;
+    return coordinator->status;
 }
 
 /* The whole job of the document is gone: another one begins. */
@@ -172,17 +181,12 @@ static void take_progress(tddp_launch_coordinator *coordinator, tddp_launch_part
     if (entry->failed == coordinator->doc.round) {
         tddp_launch_coordinator_charge_restart(coordinator, TDDP_LAUNCH_HOW_FAILED, entry->text);
     } else if (entry->done == coordinator->doc.round) {
-        coordinator->finishing |= !node->done;
-        node->done = true;
+        coordinator->finishing = true;
         tddp_launch_coordinator_check_done(coordinator);
     } else if (entry->ready > coordinator->doc.round) {
         (void)snprintf(text, sizeof text, "%s has ended its workers",
                        tddp_launch_coordinator_name(node, name));
-        if (coordinator->elastic) {
-            tddp_launch_coordinator_end_round(coordinator, TDDP_LAUNCH_HOW_CHANGED, text);
-        } else {
-            tddp_launch_coordinator_charge_restart(coordinator, TDDP_LAUNCH_HOW_FAILED, text);
-        }
+        tddp_launch_coordinator_lose_round(coordinator, TDDP_LAUNCH_HOW_FAILED, text);
     }
 }
 
@@ -199,11 +203,8 @@ static void take_entry(tddp_launch_coordinator *coordinator, tddp_launch_partici
     if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_RUNNING && node->in) {
         take_progress(coordinator, node);
     }
-    if (coordinator->doc.stage != TDDP_LAUNCH_STAGE_ENDED) {
-        node->ready = !node->in && node->entry.ready > node->round;
-        if (node->entry.leaves) {
-            tddp_launch_coordinator_leave(coordinator, node);
-        }
+    if (coordinator->doc.stage != TDDP_LAUNCH_STAGE_ENDED && entry->leaves) {
+        tddp_launch_coordinator_leave(coordinator, node);
     }
 }
 

@@ -3,13 +3,12 @@
  * of one that is gone. Called by coordinator.c. Keeps: at most `max` nodes have a place, and no two
  * of them asked for the same rank.
  */
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "launch/rendezvous/coordinator_state.h"
-
-enum { HOST_TEXT_BYTES = 512 };
 
 /* --- the document's lists -------------------------------------------------------------------- */
 
@@ -44,21 +43,29 @@ bool tddp_launch_coordinator_has_refused(const tddp_launch_coordinator *coordina
     return found >= 0 && coordinator->doc.notes[found].refused;
 }
 
-static void add_note(tddp_launch_coordinator *coordinator, const char *id, bool refused,
-                     const char *text)
+/* A newcomer is a SPARE, or OUT: it is told why. */
+static void decide(tddp_launch_coordinator *coordinator, tddp_launch_participant *node,
+                   tddp_launch_node_status status, const char *format, ...) TDDP_PRINTF(4, 5);
+
+static void decide(tddp_launch_coordinator *coordinator, tddp_launch_participant *node,
+                   tddp_launch_node_status status, const char *format, ...)
 {
     tddp_launch_state *doc = &coordinator->doc;
     void *notes = doc->notes;
-    drop_note(coordinator, id);
+    va_list arguments;
+    node->status = status;
+    drop_note(coordinator, node->entry.self.id);
     if (tddp_launch_grow(&notes, doc->note_count, sizeof *doc->notes) != TDDP_OK) {
         coordinator->status = TDDP_OUT_OF_MEMORY;
         return;
     }
     doc->notes = notes;
     tddp_launch_note *note = &doc->notes[doc->note_count++];
-    note->refused = refused;
-    (void)snprintf(note->id, sizeof note->id, "%s", id);
-    (void)snprintf(note->text, sizeof note->text, "%s", text);
+    note->refused = status == TDDP_LAUNCH_OUT;
+    memcpy(note->id, node->entry.self.id, sizeof note->id);
+    va_start(arguments, format);
+    (void)vsnprintf(note->text, sizeof note->text, format, arguments);
+    va_end(arguments);
     coordinator->changed = true;
 }
 
@@ -73,19 +80,18 @@ static void do_without(tddp_launch_coordinator *coordinator, tddp_launch_partici
     bool no_other_comes = left && (fixed || coordinator->doc.round >= 0);
     bool member = node->status == TDDP_LAUNCH_MEMBER;
     bool was_in = node->in;
+    bool was_done = tddp_launch_participant_done(coordinator, node);
     node->status = TDDP_LAUNCH_OUT;
-    node->in = node->ready = false;
+    node->in = false;
     drop_note(coordinator, node->entry.self.id);
     if (left && node->entry.self.hosting &&
         coordinator->opts.options->backend != TDDP_LAUNCH_ETCD) {
         tddp_launch_coordinator_end_job(coordinator, last, text);
     } else if (member && was_in && coordinator->doc.stage == TDDP_LAUNCH_STAGE_RUNNING) {
-        if (node->done) {
+        if (was_done) {
             tddp_launch_coordinator_check_done(coordinator);
-        } else if (coordinator->elastic) {
-            tddp_launch_coordinator_end_round(coordinator, TDDP_LAUNCH_HOW_CHANGED, text);
         } else {
-            tddp_launch_coordinator_charge_restart(coordinator, last, text);
+            tddp_launch_coordinator_lose_round(coordinator, last, text);
         }
     } else if (member && coordinator->doc.stage == TDDP_LAUNCH_STAGE_GATHERING && no_other_comes &&
                !coordinator->elastic && !tddp_launch_coordinator_has_restart(coordinator)) {
@@ -150,26 +156,11 @@ void tddp_launch_coordinator_remove_lost(tddp_launch_coordinator *coordinator)
 
 /* --- newcomers ------------------------------------------------------------------------------- */
 
-static void refuse(tddp_launch_coordinator *coordinator, tddp_launch_participant *node,
-                   const char *text)
-{
-    node->status = TDDP_LAUNCH_OUT;
-    add_note(coordinator, node->entry.self.id, true, text);
-}
-
 /* Whether a node has answered since another came, which asks all to. */
 static bool lives_since(const tddp_launch_participant *node,
                         const tddp_launch_participant *newcomer)
 {
     return newcomer->probe != 0 && node->missing_ns == 0 && node->entry.probe >= newcomer->probe;
-}
-
-static void ask_all(tddp_launch_coordinator *coordinator, tddp_launch_participant *newcomer)
-{
-    if (newcomer->probe == 0) {
-        newcomer->probe = ++coordinator->doc.probe;
-        coordinator->changed = true;
-    }
 }
 
 static tddp_launch_participant *same_rank(tddp_launch_coordinator *coordinator,
@@ -230,79 +221,55 @@ static void admit(tddp_launch_coordinator *coordinator, tddp_launch_participant 
     }
 }
 
-static void make_spare(tddp_launch_coordinator *coordinator, tddp_launch_participant *node,
-                       bool full)
-{
-    char text[TDDP_LAUNCH_NODE_NOTE_BYTES];
-    const tddp_launch_coordinator_opts *opts = &coordinator->opts;
-    if (full) {
-        (void)snprintf(text, sizeof text,
-                       "the job \"%.200s\" at %.200s has its %d nodes: this one waits for a place "
-                       "that comes free",
-                       opts->run_id, opts->where, opts->options->max_nodes);
-    } else {
-        (void)snprintf(
-            text, sizeof text,
-            "some nodes of the job \"%.200s\" at %.200s are done already: this one waits "
-            "for the others' end",
-            opts->run_id, opts->where);
-    }
-    node->status = TDDP_LAUNCH_SPARE;
-    add_note(coordinator, node->entry.self.id, false, text);
-}
-
-/* A newcomer asks for a rank that another node has. */
-static void place_same_rank(tddp_launch_coordinator *coordinator, tddp_launch_participant *node,
-                            const tddp_launch_participant *other)
-{
-    char text[TDDP_LAUNCH_NODE_NOTE_BYTES];
-    ask_all(coordinator, node);
-    if (lives_since(other, node)) {
-        (void)snprintf(text, sizeof text,
-                       "--node-rank=%d is taken already by %.200s pid %lld; expected another rank "
-                       "on each node",
-                       node->entry.self.node_rank, other->entry.self.host,
-                       (long long)other->entry.self.pid);
-        refuse(coordinator, node, text);
-    }
-}
-
-/* A job of fixed size that has all its nodes, and no use for spares. */
-static void place_where_none_is_free(tddp_launch_coordinator *coordinator,
-                                     tddp_launch_participant *node)
-{
-    char text[TDDP_LAUNCH_NODE_NOTE_BYTES];
-    const tddp_launch_coordinator_opts *opts = &coordinator->opts;
-    ask_all(coordinator, node);
-    if (node->status == TDDP_LAUNCH_SPARE || all_live_since(coordinator, node)) {
-        (void)snprintf(text, sizeof text,
-                       "the job \"%.200s\" at %.200s has its %d nodes already; start more with a "
-                       "larger --nnodes on all of them",
-                       opts->run_id, opts->where, opts->options->max_nodes);
-        refuse(coordinator, node, text);
-    }
-}
-
 /* Decides on one that has no place yet. */
 static void place(tddp_launch_coordinator *coordinator, tddp_launch_participant *node)
 {
-    const tddp_launch_participant *other = same_rank(coordinator, node);
-    bool full =
-        tddp_launch_coordinator_members(coordinator) >= coordinator->opts.options->max_nodes;
-    if (node->status == TDDP_LAUNCH_PENDING && other) {
-        place_same_rank(coordinator, node, other);
-    } else if (!full && !coordinator->finishing) {
+    const tddp_launch_coordinator_opts *opts = &coordinator->opts;
+    int max = opts->options->max_nodes;
+    bool pending = node->status == TDDP_LAUNCH_PENDING;
+    const tddp_launch_participant *other = pending ? same_rank(coordinator, node) : NULL;
+    bool full = tddp_launch_coordinator_members(coordinator) >= max;
+    /* A job of fixed size that has all its nodes, and no use for spares. */
+    bool useless =
+        full && !coordinator->elastic && !tddp_launch_coordinator_has_restart(coordinator);
+    if (!other && !full && !coordinator->finishing) {
         /* While workers of another round still end there, the others may go on. */
-        if (node->ready || coordinator->doc.stage != TDDP_LAUNCH_STAGE_RUNNING) {
+        if (tddp_launch_participant_ready(node) ||
+            coordinator->doc.stage != TDDP_LAUNCH_STAGE_RUNNING) {
             admit(coordinator, node);
         }
-    } else if (full && !coordinator->elastic && !tddp_launch_coordinator_has_restart(coordinator)) {
-        place_where_none_is_free(coordinator, node);
-    } else if (node->status == TDDP_LAUNCH_PENDING) {
-        ask_all(coordinator, node);
-        if (!full || all_live_since(coordinator, node)) {
-            make_spare(coordinator, node, full);
-        }
+        return;
+    }
+    if (!pending && !useless) {
+        return; /* it waits on */
+    }
+    if (node->probe == 0) { /* all are asked whether they live */
+        node->probe = ++coordinator->doc.probe;
+        coordinator->changed = true;
+    }
+    if (other && lives_since(other, node)) {
+        decide(coordinator, node, TDDP_LAUNCH_OUT,
+               "--node-rank=%d is taken already by %.200s pid %lld; expected another rank on each "
+               "node",
+               node->entry.self.node_rank, other->entry.self.host,
+               (long long)other->entry.self.pid);
+    } else if (other || (pending && full && !all_live_since(coordinator, node))) {
+        return; /* for their answers */
+    } else if (useless) {
+        decide(coordinator, node, TDDP_LAUNCH_OUT,
+               "the job \"%.200s\" at %.200s has its %d nodes already; start more with a larger "
+               "--nnodes on all of them",
+               opts->run_id, opts->where, max);
+    } else if (full) {
+        decide(coordinator, node, TDDP_LAUNCH_SPARE,
+               "the job \"%.200s\" at %.200s has its %d nodes: this one waits for a place that "
+               "comes free",
+               opts->run_id, opts->where, max);
+    } else {
+        decide(coordinator, node, TDDP_LAUNCH_SPARE,
+               "some nodes of the job \"%.200s\" at %.200s are done already: this one waits for "
+               "the others' end",
+               opts->run_id, opts->where);
     }
 }
 
@@ -323,39 +290,23 @@ void tddp_launch_coordinator_place(tddp_launch_coordinator *coordinator)
     }
 }
 
-static void refuse_settings(tddp_launch_coordinator *coordinator, tddp_launch_participant *node)
-{
-    char text[TDDP_LAUNCH_NODE_NOTE_BYTES];
-    (void)snprintf(text, sizeof text,
-                   "the job at %.200s was started with %s, this node with %s; expected the same on "
-                   "all nodes",
-                   coordinator->opts.where, coordinator->doc.job, node->entry.job);
-    refuse(coordinator, node, text);
-}
-
 void tddp_launch_coordinator_join(tddp_launch_coordinator *coordinator,
                                   const tddp_launch_entry *entry)
 {
-    void *nodes = coordinator->nodes;
-    if (tddp_launch_grow(&nodes, coordinator->count, sizeof *coordinator->nodes) != TDDP_OK) {
-        coordinator->status = TDDP_OUT_OF_MEMORY;
+    tddp_launch_participant *node = tddp_launch_coordinator_add(coordinator, entry);
+    if (!node) {
         return;
     }
-    coordinator->nodes = nodes;
-    tddp_launch_participant *node = &coordinator->nodes[coordinator->count++];
-    *node = (tddp_launch_participant){
-        .entry = *entry,
-        .status = tddp_launch_coordinator_has_refused(coordinator, entry->self.id)
-                      ? TDDP_LAUNCH_OUT
-                      : TDDP_LAUNCH_PENDING,
-        .rank = entry->rank,
-        .round = entry->round,
-        .ready = entry->ready > entry->round,
-    };
+    node->status = tddp_launch_coordinator_has_refused(coordinator, entry->self.id)
+                       ? TDDP_LAUNCH_OUT
+                       : TDDP_LAUNCH_PENDING;
     if (strcmp(entry->job, coordinator->doc.job) != 0) {
-        refuse_settings(coordinator, node);
+        decide(coordinator, node, TDDP_LAUNCH_OUT,
+               "the job at %.200s was started with %s, this node with %s; expected the same on all "
+               "nodes",
+               coordinator->opts.where, coordinator->doc.job, node->entry.job);
     } else if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED && entry->round < 0) {
         /* One of an earlier round has lost its way to the document, and reads the end there. */
-        refuse(coordinator, node, "the job has ended already");
+        decide(coordinator, node, TDDP_LAUNCH_OUT, "the job has ended already");
     }
 }

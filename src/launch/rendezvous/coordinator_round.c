@@ -22,7 +22,8 @@ int tddp_launch_coordinator_ready(const tddp_launch_coordinator *coordinator)
     int ready = 0;
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
-        ready += node->status == TDDP_LAUNCH_MEMBER && node->ready && node->missing_ns == 0;
+        ready += node->status == TDDP_LAUNCH_MEMBER && node->missing_ns == 0 &&
+                 tddp_launch_participant_ready(node);
     }
     return ready;
 }
@@ -154,7 +155,6 @@ static void start(tddp_launch_coordinator *coordinator)
     for (int rank = 0; rank < count; rank++) {
         members[rank] = holders[rank]->entry.self;
         holders[rank]->round = doc->round;
-        holders[rank]->ready = holders[rank]->done = false;
     }
     free(holders);
 }
@@ -198,11 +198,7 @@ void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tdd
     doc->over_how = how;
     (void)snprintf(doc->over_text, sizeof doc->over_text, "%s", text);
     for (int i = 0; i < coordinator->count; i++) {
-        tddp_launch_participant *node = &coordinator->nodes[i];
-        if (node->in) {
-            node->in = node->done = false;
-            node->ready = node->entry.ready > node->round;
-        }
+        coordinator->nodes[i].in = false;
     }
     coordinator->changed = true;
     tddp_launch_coordinator_gather(coordinator);
@@ -225,6 +221,16 @@ void tddp_launch_coordinator_charge_restart(tddp_launch_coordinator *coordinator
     }
 }
 
+void tddp_launch_coordinator_lose_round(tddp_launch_coordinator *coordinator, tddp_launch_how last,
+                                        const char *text)
+{
+    if (coordinator->elastic) {
+        tddp_launch_coordinator_end_round(coordinator, TDDP_LAUNCH_HOW_CHANGED, text);
+    } else {
+        tddp_launch_coordinator_charge_restart(coordinator, last, text);
+    }
+}
+
 /* Ends the job once all of the running round are done. */
 void tddp_launch_coordinator_check_done(tddp_launch_coordinator *coordinator)
 {
@@ -232,7 +238,7 @@ void tddp_launch_coordinator_check_done(tddp_launch_coordinator *coordinator)
     int done = 0;
     for (int i = 0; i < coordinator->count; i++) {
         in += coordinator->nodes[i].in;
-        done += coordinator->nodes[i].in && coordinator->nodes[i].done;
+        done += tddp_launch_participant_done(coordinator, &coordinator->nodes[i]);
     }
     if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_RUNNING && done == in) {
         tddp_launch_coordinator_end_job(coordinator, TDDP_LAUNCH_HOW_DONE, "");

@@ -30,9 +30,7 @@ typedef struct tddp_launch_participant {
     int64_t probe;      /* PENDING: the one that others must have answered; 0: none yet */
     int64_t missing_ns; /* when its entry was found missing; 0: it is there */
     bool adopted;       /* of another coordinator's document, and not seen yet */
-    bool ready;
-    bool in;   /* the running round */
-    bool done; /* with the running round */
+    bool in;            /* the running round */
 } tddp_launch_participant;
 
 struct tddp_launch_coordinator {
@@ -53,6 +51,25 @@ struct tddp_launch_coordinator {
     int64_t now_ns;
     tddp_status status; /* once it is a failure it stays */
 };
+
+/* Whether its workers of earlier rounds have ended. */
+static inline bool tddp_launch_participant_ready(const tddp_launch_participant *node)
+{
+    return !node->in && node->entry.ready > node->round;
+}
+
+/* Whether its workers of the running round have succeeded. */
+static inline bool tddp_launch_participant_done(const tddp_launch_coordinator *coordinator,
+                                                const tddp_launch_participant *node)
+{
+    return node->in && node->entry.done == coordinator->doc.round;
+}
+
+/* --- coordinator.c --------------------------------------------------------------------------- */
+
+/* One more node; NULL: short memory, which is noted. */
+tddp_launch_participant *tddp_launch_coordinator_add(tddp_launch_coordinator *coordinator,
+                                                     const tddp_launch_entry *entry);
 
 /* --- coordinator_round.c -------------------------------------------------------------------------
  */
@@ -83,6 +100,11 @@ void tddp_launch_coordinator_end_round(tddp_launch_coordinator *coordinator, tdd
 /* Ends the round for a reason that costs a restart; `last` is how the job ends without one. */
 void tddp_launch_coordinator_charge_restart(tddp_launch_coordinator *coordinator,
                                             tddp_launch_how last, const char *text);
+
+/* Ends the round since a node is not in it any more: that costs a restart unless nodes may come and
+ * leave. */
+void tddp_launch_coordinator_lose_round(tddp_launch_coordinator *coordinator, tddp_launch_how last,
+                                        const char *text);
 
 /* Ends the job if all of the running round are done. */
 void tddp_launch_coordinator_check_done(tddp_launch_coordinator *coordinator);

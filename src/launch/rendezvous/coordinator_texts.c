@@ -50,7 +50,8 @@ static int list_nodes(const tddp_launch_coordinator *coordinator, bool unready, 
     for (int i = 0; i < coordinator->count; i++) {
         const tddp_launch_participant *node = &coordinator->nodes[i];
         char name[TDDP_LAUNCH_LIST_BYTES];
-        if (node->status != TDDP_LAUNCH_MEMBER || (unready && node->ready)) {
+        if (node->status != TDDP_LAUNCH_MEMBER ||
+            (unready && tddp_launch_participant_ready(node))) {
             continue;
         }
         add(text, "%s%s", listed++ ? ", " : "", tddp_launch_coordinator_name(node, name));

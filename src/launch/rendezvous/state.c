@@ -282,6 +282,11 @@ static void begin_item(reading *r, const struct list *list)
     if (r->status == TDDP_OK) {
         r->data = (char *)items + (size_t)count++ * list->each;
         r->fields[0] = list->fields;
+        for (const field *item = list->fields; item->key; item++) {
+            if (item->min > 0) { /* what the text leaves out is in its range, too */
+                store(item, r->data, item->min);
+            }
+        }
         memcpy(array, &items, sizeof items);
         memcpy((char *)r->state + list->count, &count, sizeof count);
     }

@@ -2,8 +2,8 @@
 //
 // The engine that replaces libtorch's is the same class but for the hooks. Backwards of both may
 // run side by side: what one of them needs to know of its backward is thread-local, or in the
-// backward's own task; each has its own threads for devices, which an engine starts with its first
-// backward there. It is never destroyed: its idle threads end with the process.
+// backward's own task; each has its own threads for devices and for deep nesting, which it makes
+// ready with its first backward. It is never destroyed: its idle threads end with the process.
 #include "torch/autograd/saved_tensors.h"
 
 #include <mutex>
@@ -39,6 +39,29 @@ class Engine final : public torch::autograd::Engine
         }
         return keeping > 0 ? std::make_unique<SavedTensor>() : nullptr;
     }
+
+    torch::autograd::variable_list execute(const torch::autograd::edge_list &roots,
+                                           const torch::autograd::variable_list &inputs,
+                                           bool keep_graph, bool create_graph, bool accumulate_grad,
+                                           const torch::autograd::edge_list &outputs) override
+    {
+        std::call_once(started_, [this] { start(); });
+        return torch::autograd::Engine::execute(roots, inputs, keep_graph, create_graph,
+                                                accumulate_grad, outputs);
+    }
+
+  private:
+    // Up to libtorch 2.6 every engine starts its threads itself; in 2.11 and later ones only that
+    // which runs the first backward of the process.
+    void start()
+    {
+        initialize_device_threads_pool();
+        if (device_ready_queues_.empty()) {
+            start_device_threads();
+        }
+    }
+
+    std::once_flag started_;
 };
 
 } // namespace

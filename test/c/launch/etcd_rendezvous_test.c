@@ -8,6 +8,7 @@
 #include "base/base.h"
 #include "events.h"
 #include "launch/etcd_server.h"
+#include "launch/rendezvous/backend.h"
 #include "launch/rendezvous/rendezvous.h"
 
 enum { NODES = 3 };
@@ -323,5 +324,44 @@ TEST(a_job_that_was_killed_is_started_again)
     finish(1);
     close(told[0]);
     close(told[1]);
+    remove_etcd(&server);
+}
+
+/* A request of the agent may come at any moment: also after the change was seen, before it was
+ * read.
+ */
+TEST(a_change_is_not_missed_where_a_wait_is_canceled)
+{
+    tddp_launch_view view = {.count = 0};
+    tddp_launch_entry self = TDDP_LAUNCH_ENTRY_INIT;
+    tddp_bytes entry = {0};
+    tddp_cancel *cancel;
+    set_up(1, 1, 60);
+    CHECK_OK(tddp_cancel_create(&cancel));
+    tddp_launch_link link = {.backend = &tddp_launch_etcd,
+                             .options = &options,
+                             .run_id = "job",
+                             .times = times,
+                             .cancel = cancel,
+                             .id = "me"};
+    (void)snprintf(self.self.id, sizeof self.self.id, "me");
+    CHECK_OK(tddp_launch_entry_write(&self, &entry));
+    CHECK_OK(link.backend->open(&link));
+    CHECK_UNTIL(link.backend->connect(&link, 10000) == TDDP_OK);
+    CHECK_OK(link.backend->watch(&link, 10000, &view));
+    CHECK_INT(view.count, 0);
+    CHECK_OK(link.backend->put_entry(&link, (tddp_slice){entry.data, entry.size}, false));
+    tddp_cancel_trigger(cancel);
+    for (int i = 0; i < 200; i++) {
+        CHECK_STATUS(link.backend->watch(&link, 10000, &view), TDDP_CANCELED);
+        (void)usleep(1000);
+    }
+    tddp_cancel_reset(cancel);
+    CHECK_OK(link.backend->watch(&link, 60000, &view));
+    CHECK_INT(view.count, 1);
+    tddp_launch_view_free(&view);
+    tddp_bytes_free(&entry);
+    link.backend->close(&link);
+    tddp_cancel_free(cancel);
     remove_etcd(&server);
 }

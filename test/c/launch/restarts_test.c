@@ -1,5 +1,5 @@
-/* A job of two nodes that is restarted a thousand times, with a key of the workers' in each round:
- * nothing grows. */
+/* A job of two nodes that is restarted again and again, with a key of the workers' in each round:
+ * no restart is missed, and nothing grows. */
 #include <dirent.h>
 #include <poll.h>
 #include <stdio.h>
@@ -9,6 +9,7 @@
 #include "base/base.h"
 #include "check.h"
 #include "events.h"
+#include "launch/etcd_server.h"
 #include "launch/rendezvous/rendezvous.h"
 #include <tddp/store.h>
 
@@ -18,25 +19,25 @@ enum { MOST_GROWN_KB = 1 << 20 };
 #else
 enum { MOST_GROWN_KB = 512 };
 #endif
-enum { NODES = 2, RESTARTS = 1000, SETTLED = 100 };
+enum { NODES = 2, OFTEN = 1000, WITH_ETCD = 100, SETTLED = 50 };
 
 static tddp_launch_options options[NODES];
-static int endpoint_port;
+static tddp_launch_endpoint endpoint;
 static tddp_launch_times times;
 static tddp_launch_rendezvous *nodes[NODES];
 static tddp_launch_world world;
 static char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
 
-static void start_node(int index)
+static void start_node(int index, tddp_launch_rendezvous_kind backend, int restarts)
 {
     options[index] = (tddp_launch_options){
-        .backend = TDDP_LAUNCH_C10D,
+        .backend = backend,
         .min_nodes = NODES,
         .max_nodes = NODES,
-        .max_restarts = RESTARTS,
+        .max_restarts = restarts,
         .node_rank = -1,
         .endpoint_count = 1,
-        .endpoints = {{.host = "127.0.0.1", .port = endpoint_port}},
+        .endpoints = {endpoint},
         .conf = {.is_host = index == 0,
                  .join_timeout = 60,
                  .close_timeout = 3,
@@ -97,7 +98,6 @@ static int64_t use_store(int round)
     (void)snprintf(key, sizeof key, "of round %d", round);
     opts.host = world.master_addr;
     opts.port = world.master_port;
-    CHECK_INT(world.master_port, endpoint_port); /* the same in every round */
     CHECK_OK(tddp_tcp_store_open(&opts, &wait, &store));
     CHECK_OK(tddp_store_set(store, (tddp_slice){key, strlen(key)}, (tddp_slice){"x", 1}, &wait));
     CHECK_OK(tddp_store_num_keys(store, &wait, &count));
@@ -105,16 +105,15 @@ static int64_t use_store(int round)
     return count;
 }
 
-MULTI_TEST(a_thousand_restarts, 1, 120)
+static void restart_again_and_again(tddp_launch_rendezvous_kind backend, int restarts)
 {
     int files = 0;
     long memory_kb = 0;
     int64_t keys = 0;
-    endpoint_port = check_free_port();
     for (int i = 0; i < NODES; i++) {
-        start_node(i);
+        start_node(i, backend, restarts);
     }
-    for (int restart = 0; restart <= RESTARTS; restart++) {
+    for (int restart = 0; restart <= restarts; restart++) {
         for (int i = 0; i < NODES; i++) {
             CHECK_INT(next_of(i), TDDP_LAUNCH_NOTIFICATION_JOINED);
             CHECK_INT(world.restart, restart);
@@ -125,14 +124,14 @@ MULTI_TEST(a_thousand_restarts, 1, 120)
             memory_kb = resident_kb();
             keys = now;
         }
-        if (restart == RESTARTS) {
+        if (restart == restarts) {
             CHECK_INT(now, keys);
             CHECK_UNTIL(count_files() <= files);
             CHECK(resident_kb() - memory_kb < MOST_GROWN_KB);
         }
         tddp_launch_rendezvous_request(nodes[restart % NODES], TDDP_LAUNCH_REQUEST_FAILED,
                                        "it failed");
-        for (int i = 0; i < NODES && restart < RESTARTS; i++) {
+        for (int i = 0; i < NODES && restart < restarts; i++) {
             CHECK_INT(next_of(i), TDDP_LAUNCH_NOTIFICATION_FAILED);
             tddp_launch_rendezvous_request(nodes[i], TDDP_LAUNCH_REQUEST_AGAIN, "");
         }
@@ -145,4 +144,20 @@ MULTI_TEST(a_thousand_restarts, 1, 120)
         CHECK_UNTIL(tddp_launch_rendezvous_over(nodes[i]));
         tddp_launch_rendezvous_end(nodes[i]);
     }
+}
+
+MULTI_TEST(a_thousand_restarts, 1, 120)
+{
+    endpoint = (tddp_launch_endpoint){.host = "127.0.0.1", .port = check_free_port()};
+    restart_again_and_again(TDDP_LAUNCH_C10D, OFTEN);
+    CHECK_INT(world.master_port, endpoint.port); /* as in every round: others may be closed */
+}
+
+MULTI_TEST(a_hundred_restarts_with_etcd, 1, 120)
+{
+    etcd_server server;
+    make_etcd(&server);
+    endpoint = server.endpoint;
+    restart_again_and_again(TDDP_LAUNCH_ETCD, WITH_ETCD);
+    remove_etcd(&server);
 }

@@ -107,6 +107,21 @@ TEST(a_document_of_no_to_three_members)
     }
 }
 
+/* What is left out is as it may be. */
+TEST(a_member_of_an_id_alone)
+{
+    static const char text[] = "{\"members\": [{\"id\": \"a\"}]}";
+    tddp_launch_state state;
+    tddp_launch_state again;
+    CHECK_OK(tddp_launch_state_read(text, strlen(text), &state));
+    CHECK_INT(state.members[0].local_size, 1);
+    char *written = text_of(NULL, &state);
+    CHECK_OK(tddp_launch_state_read(written, strlen(written), &again));
+    tddp_launch_state_free(&again);
+    tddp_launch_state_free(&state);
+    free(written);
+}
+
 /* What is too long is cut, what is not known passed over. */
 TEST(long_texts_and_unknown_keys)
 {

@@ -7,6 +7,7 @@
 #include <tddp/torch_offload.h>
 
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "model.h"
 
@@ -162,6 +163,40 @@ TEST(blocks_are_nested_and_of_one_thread)
     output.sum().backward();
     check_gradients(other);
     check_waiting(0, 0);
+}
+
+// Its backward runs another one within, of as many levels as are left.
+struct Nested : torch::autograd::Function<Nested> {
+    static at::Tensor forward(torch::autograd::AutogradContext *context, const at::Tensor &input,
+                              int64_t levels)
+    {
+        context->saved_data["levels"] = levels;
+        return input.clone();
+    }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext *context,
+                                                   torch::autograd::variable_list gradients)
+    {
+        const int64_t levels = context->saved_data["levels"].toInt();
+        if (levels == 0) {
+            return {gradients[0], {}};
+        }
+        const at::AutoGradMode enabled(true);
+        const at::Tensor leaf = at::ones_like(gradients[0]).requires_grad_();
+        (apply(leaf, levels - 1) * gradients[0]).sum().backward();
+        return {leaf.grad(), {}};
+    }
+};
+
+// From a depth on an engine takes threads of its own, which it has although the first backward of
+// the process was that of libtorch's.
+TEST(backward_may_be_nested_deeply)
+{
+    (void)expected_gradients();
+    Net net;
+    on_cpu([&] { return net.forward(); }).sum().backward();
+    const at::Tensor input = spread({4}, 1).requires_grad_();
+    Nested::apply(input, 100).sum().backward();
+    check_close(input.grad(), at::ones_like(input), 1e-12);
 }
 
 // A checkpointed segment keeps its inputs alone.
