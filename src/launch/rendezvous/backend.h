@@ -75,10 +75,9 @@ struct tddp_launch_backend {
     /* Leads no more. */
     tddp_status (*resign)(tddp_launch_link *link);
 
-    /* Writes the document over the one that was read; `last`: the job has ended, and nodes that are
-     * cut off may come to read it for an hour, if that can be had. TDDP_NOT_FOUND: another node
-     * leads. */
-    tddp_status (*put_state)(tddp_launch_link *link, tddp_slice before, tddp_slice now, bool last);
+    /* Writes the document over the one that was read. It stays as long as the store does; in etcd
+     * for an hour after its leader has gone. TDDP_NOT_FOUND: another node leads. */
+    tddp_status (*put_state)(tddp_launch_link *link, tddp_slice before, tddp_slice now);
 
     /* Removes what the workers of earlier rounds have left in the store that is served here; NULL:
      * workers never share it. */

@@ -199,9 +199,8 @@ static tddp_status resign(tddp_launch_link *link)
     return tddp_store_delete_key(store_of(link), slice("leader"), &wait, &deleted);
 }
 
-static tddp_status put_state(tddp_launch_link *link, tddp_slice before, tddp_slice now, bool last)
+static tddp_status put_state(tddp_launch_link *link, tddp_slice before, tddp_slice now)
 {
-    (void)last; /* it ends with the store */
     tddp_blob stored = {0};
     tddp_wait wait = answer_wait(link);
     tddp_status status =

@@ -232,6 +232,13 @@ static void place(tddp_launch_coordinator *coordinator, tddp_launch_participant 
     /* A job of fixed size that has all its nodes, and no use for spares. */
     bool useless =
         full && !coordinator->elastic && !tddp_launch_coordinator_has_restart(coordinator);
+    if (pending && strcmp(node->entry.job, coordinator->doc.job) != 0) {
+        decide(coordinator, node, TDDP_LAUNCH_OUT,
+               "the job at %.200s was started with %s, this node with %s; expected the same on all "
+               "nodes",
+               opts->where, coordinator->doc.job, node->entry.job);
+        return;
+    }
     if (!other && !full && !coordinator->finishing) {
         /* While workers of another round still end there, the others may go on. */
         if (tddp_launch_participant_ready(node) ||
@@ -300,12 +307,7 @@ void tddp_launch_coordinator_join(tddp_launch_coordinator *coordinator,
     node->status = tddp_launch_coordinator_has_refused(coordinator, entry->self.id)
                        ? TDDP_LAUNCH_OUT
                        : TDDP_LAUNCH_PENDING;
-    if (strcmp(entry->job, coordinator->doc.job) != 0) {
-        decide(coordinator, node, TDDP_LAUNCH_OUT,
-               "the job at %.200s was started with %s, this node with %s; expected the same on all "
-               "nodes",
-               coordinator->opts.where, coordinator->doc.job, node->entry.job);
-    } else if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED && entry->round < 0) {
+    if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED && entry->round < 0) {
         /* One of an earlier round has lost its way to the document, and reads the end there. */
         decide(coordinator, node, TDDP_LAUNCH_OUT, "the job has ended already");
     }

@@ -12,10 +12,11 @@
 #include "launch/rendezvous/backend.h"
 
 enum {
-    KEY_BYTES = 384,       /* run IDs have at most 256 */
-    LEAST_LEASE_S = 2,     /* etcd's own least, with its usual election timeout of one second */
-    STATE_LEASE_TIMES = 2, /* of a node's: for the next leader to find it */
-    ENDED_S = 3600,        /* how long the job's end stays, for a node that was cut off */
+    KEY_BYTES = 384,   /* run IDs have at most 256 */
+    LEAST_LEASE_S = 2, /* etcd's own least, with its usual election timeout of one second */
+    STATE_S = 3600, /* how long the document stays without a leader: for the next one to go on with
+                       it, whatever kept all nodes away, and for a node that was cut off to read the
+                       end */
     /* In place of the revision in which `leader` was made: */
     NOBODY_LEADS = 0,
     ANYBODY_LEADS = -1,
@@ -262,7 +263,7 @@ static tddp_status resign(tddp_launch_link *link)
     return status;
 }
 
-static tddp_status put_state(tddp_launch_link *link, tddp_slice before, tddp_slice now, bool last)
+static tddp_status put_state(tddp_launch_link *link, tddp_slice before, tddp_slice now)
 {
     connection *c = link->state;
     tddp_status status = TDDP_OK;
@@ -270,9 +271,8 @@ static tddp_status put_state(tddp_launch_link *link, tddp_slice before, tddp_sli
     if (c->led_in == 0) {
         return tddp_fail(TDDP_NOT_FOUND, "another torchrun leads");
     }
-    if (!c->state_lease || last) {
-        int64_t ttl_s = last ? ENDED_S : STATE_LEASE_TIMES * lease_s(link) + LEAST_LEASE_S;
-        status = call_lease(link, "/v3/lease/grant", ttl_s, &c->state_lease);
+    if (!c->state_lease) {
+        status = call_lease(link, "/v3/lease/grant", STATE_S, &c->state_lease);
     }
     if (status == TDDP_OK) {
         status =

@@ -63,7 +63,7 @@ static tddp_status write_state(tddp_launch_node *node)
     if (status == TDDP_OK) {
         status = node->link.backend->put_state(
             &node->link, (tddp_slice){node->view.state.data, node->view.state.size},
-            (tddp_slice){text.data, text.size}, doc->stage == TDDP_LAUNCH_STAGE_ENDED);
+            (tddp_slice){text.data, text.size});
     }
     if (status == TDDP_OK) {
         node->written = doc->version;

@@ -288,10 +288,19 @@ TEST(a_new_leader_misses_a_node)
     close_coordinator();
 }
 
-/* All were killed, and somebody has started the same job again. */
+/* All were killed, and somebody has started the same job again, with other settings. */
 TEST(a_document_without_its_nodes_is_that_of_a_dead_job)
 {
     take_over(1, 4, 3, 2);
+    opts.job = "--nnodes=1:4";
+    tddp_launch_state read;
+    tddp_bytes text = {0};
+    CHECK_OK(tddp_launch_state_write(doc(), &text));
+    CHECK_OK(tddp_launch_state_read(text.data, text.size, &read));
+    tddp_launch_coordinator_free(coordinator);
+    CHECK_OK(tddp_launch_coordinator_create(&opts, now, &coordinator));
+    CHECK_OK(tddp_launch_coordinator_adopt(coordinator, &read, now));
+    tddp_bytes_free(&text);
     for (int slot = 4; slot <= 7; slot++) {
         come(slot, "d");
     }

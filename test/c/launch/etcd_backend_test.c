@@ -64,31 +64,30 @@ TEST(only_who_leads_writes_the_document)
     set_up();
     tddp_launch_link one = joined("one");
     tddp_launch_link two = joined("two");
-    CHECK_STATUS(backend->put_state(&one, slice(""), slice("A"), false), TDDP_NOT_FOUND);
+    CHECK_STATUS(backend->put_state(&one, slice(""), slice("A")), TDDP_NOT_FOUND);
     CHECK_OK(backend->lead(&one));
     CHECK_STATUS(backend->lead(&two), TDDP_NOT_FOUND);
     CHECK_OK(backend->lead(&one)); /* a sign of life */
-    CHECK_OK(backend->put_state(&one, slice(""), slice("A"), false));
+    CHECK_OK(backend->put_state(&one, slice(""), slice("A")));
     CHECK_OK(backend->lead(&one)); /* with the document's lease */
-    CHECK_STATUS(backend->put_state(&two, slice("A"), slice("B"), false), TDDP_NOT_FOUND);
+    CHECK_STATUS(backend->put_state(&two, slice("A"), slice("B")), TDDP_NOT_FOUND);
     CHECK_TEXT(there(text), "/torchrun/job/leader=one /torchrun/job/node/one=one "
                             "/torchrun/job/node/two=two /torchrun/job/state=A");
 
     /* As if its lease had run out. Nobody leads, then another does. */
     (void)delete_key(client, "/torchrun/job/leader");
-    CHECK_STATUS(backend->put_state(&one, slice("A"), slice("C"), false), TDDP_NOT_FOUND);
-    CHECK_STATUS(backend->put_state(&one, slice("A"), slice("C"), true), TDDP_NOT_FOUND);
+    CHECK_STATUS(backend->put_state(&one, slice("A"), slice("C")), TDDP_NOT_FOUND);
     CHECK_OK(backend->lead(&two));
-    CHECK_STATUS(backend->put_state(&one, slice("A"), slice("C"), false), TDDP_NOT_FOUND);
+    CHECK_STATUS(backend->put_state(&one, slice("A"), slice("C")), TDDP_NOT_FOUND);
     CHECK_STATUS(backend->lead(&one), TDDP_NOT_FOUND);
-    CHECK_OK(backend->put_state(&two, slice("A"), slice("D"), true));
+    CHECK_OK(backend->put_state(&two, slice("A"), slice("D")));
     CHECK_INT(backend->resign(&one), TDDP_OK); /* of nothing */
     CHECK_OK(backend->remove_entry(&two, "one"));
     CHECK_TEXT(there(text), "/torchrun/job/leader=two /torchrun/job/node/two=two "
                             "/torchrun/job/state=D");
     CHECK_OK(backend->resign(&two));
     CHECK_OK(backend->lead(&one));
-    CHECK_STATUS(backend->put_state(&two, slice("D"), slice("E"), false), TDDP_NOT_FOUND);
+    CHECK_STATUS(backend->put_state(&two, slice("D"), slice("E")), TDDP_NOT_FOUND);
     backend->close(&one);
     backend->close(&two);
     CHECK_TEXT(there(text), "/torchrun/job/state=D");
@@ -102,10 +101,10 @@ TEST(a_term_ends_although_the_same_node_leads_again)
     set_up();
     tddp_launch_link one = joined("one");
     CHECK_OK(backend->lead(&one));
-    CHECK_OK(backend->put_state(&one, slice(""), slice("A"), false));
+    CHECK_OK(backend->put_state(&one, slice(""), slice("A")));
     (void)delete_key(client, "/torchrun/job/leader");
     (void)put_key(client, "/torchrun/job/leader", "one");
-    CHECK_STATUS(backend->put_state(&one, slice("A"), slice("B"), false), TDDP_NOT_FOUND);
+    CHECK_STATUS(backend->put_state(&one, slice("A"), slice("B")), TDDP_NOT_FOUND);
     CHECK_TEXT(list_keys(client, "/torchrun/job/state", "/torchrun/job/statf", text),
                "/torchrun/job/state=A");
     backend->close(&one);
@@ -122,7 +121,7 @@ TEST(a_node_leads_although_the_answer_was_lost)
     (void)put_key(client, "/torchrun/job/leader", "one");
     CHECK_STATUS(backend->lead(&two), TDDP_NOT_FOUND);
     CHECK_OK(backend->lead(&one));
-    CHECK_OK(backend->put_state(&one, slice(""), slice("A"), false));
+    CHECK_OK(backend->put_state(&one, slice(""), slice("A")));
     CHECK_OK(backend->resign(&one));
     CHECK_OK(backend->lead(&two));
     backend->close(&two);
@@ -153,14 +152,14 @@ TEST(what_has_gone_with_a_lease_is_put_again)
     CHECK_TEXT(there(text), "");
     CHECK_OK(backend->put_entry(&one, slice("one"), true));
     CHECK(key_number(&server, "/torchrun/job/node/one", "lease") != lease);
-    CHECK_STATUS(backend->put_state(&one, slice(""), slice("A"), false), TDDP_NOT_FOUND);
+    CHECK_STATUS(backend->put_state(&one, slice(""), slice("A")), TDDP_NOT_FOUND);
     CHECK_OK(backend->lead(&one));
-    CHECK_OK(backend->put_state(&one, slice(""), slice("A"), false));
+    CHECK_OK(backend->put_state(&one, slice(""), slice("A")));
 
     /* A document's lease that has run out is another thing than another leader. */
     revoke_lease_of("/torchrun/job/state");
-    CHECK_STATUS(backend->put_state(&one, slice("A"), slice("B"), false), TDDP_NOT_FOUND);
-    CHECK_OK(backend->put_state(&one, slice("A"), slice("B"), false));
+    CHECK_STATUS(backend->put_state(&one, slice("A"), slice("B")), TDDP_NOT_FOUND);
+    CHECK_OK(backend->put_state(&one, slice("A"), slice("B")));
     CHECK_TEXT(there(text),
                "/torchrun/job/leader=one /torchrun/job/node/one=one /torchrun/job/state=B");
 
@@ -202,7 +201,7 @@ TEST(what_a_link_sees)
     expect_view(&one, &view, "", "none");
     CHECK_OK(backend->lead(&two));
     expect_view(&one, &view, "two", "none");
-    CHECK_OK(backend->put_state(&two, slice(""), slice("A"), false));
+    CHECK_OK(backend->put_state(&two, slice(""), slice("A")));
     expect_view(&one, &view, "two", "A");
     (void)put_key(client, "/torchrun/job1/state", "of another job");
     (void)put_key(client, "/torchrun/jo/state", "of another job");

@@ -327,9 +327,8 @@ TEST(a_job_that_was_killed_is_started_again)
     remove_etcd(&server);
 }
 
-/* A request of the agent may come at any moment: also after the change was seen, before it was
- * read.
- */
+/* A request of the agent may come at any moment: also between a change that is seen and its
+ * reading. */
 TEST(a_change_is_not_missed_where_a_wait_is_canceled)
 {
     tddp_launch_view view = {.count = 0};
