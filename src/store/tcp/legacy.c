@@ -88,13 +88,18 @@ tddp_status tddp_tcp_legacy_connect(tddp_tcp_store *tcp, tddp_tcp_attempt *attem
 
 /* --- append ---------------------------------------------------------------------------------- */
 
+static tddp_status fail_locked(const tddp_tcp_exchange *exchange)
+{
+    return tddp_fail(TDDP_TIMEOUT,
+                     "timed out after %lld ms waiting for another client's append (%s)",
+                     (long long)exchange->call->timeout_ms, exchange->store->name);
+}
+
 static tddp_status pause_for_lock(const tddp_tcp_exchange *exchange)
 {
     const tddp_store_call *call = exchange->call;
     if (tddp_now_ns() >= call->deadline_ns) {
-        return tddp_fail(TDDP_TIMEOUT,
-                         "timed out after %lld ms waiting for another client's append (%s)",
-                         (long long)call->timeout_ms, exchange->store->name);
+        return fail_locked(exchange);
     }
     return tddp_net_sleep(tddp_deadline_after_ms(LOCK_PAUSE_MS), tddp_store_call_cancel_fd(call));
 }
@@ -113,6 +118,9 @@ static tddp_status take_lock(tddp_tcp_exchange *exchange, tddp_slice mine)
         tddp_slice expected = stale ? slice_of(&seen) : (tddp_slice){"", 0};
         tddp_blob holder = {0};
         status = tddp_tcp_swap(exchange, append_key, expected, mine, &holder);
+        if (status == TDDP_TIMEOUT && seen.data) { /* the lock is held, whatever this call did */
+            status = fail_locked(exchange);
+        }
         taken = status == TDDP_OK && holds(&holder, mine);
         since = holds(&holder, slice_of(&seen)) ? since : tddp_now_ns();
         tddp_blob_free(&seen);
