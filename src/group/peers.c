@@ -79,10 +79,10 @@ tddp_status tddp_peers_describe_self(int root_rank, char text[TDDP_PEER_RECORD_B
     return TDDP_OK;
 }
 
-static bool parse(const tddp_blob *record, tddp_peer_entry *entry)
+static bool parse(const tddp_slice *record, tddp_peer_entry *entry)
 {
     int used = 0;
-    /* A blob ends in a NUL that is not counted; the widths are one less than the fields' sizes. */
+    /* The widths are one less than the fields' sizes. */
     return record->data && strlen(record->data) == record->size &&
            sscanf(record->data, "%16s %" SCNd64 " %" SCNu64 " %" SCNu64 " %d %71s%n",
                   entry->host_id, &entry->pid, &entry->pid_namespace, &entry->started,
@@ -90,7 +90,7 @@ static bool parse(const tddp_blob *record, tddp_peer_entry *entry)
            (size_t)used == record->size && entry->pid > 0 && tddp_mask_controls(entry->host);
 }
 
-tddp_status tddp_peers_create(const tddp_blob *records, int count, tddp_peers **out)
+tddp_status tddp_peers_create(const tddp_slice *records, int count, tddp_peers **out)
 {
     tddp_peers *peers = tddp_alloc(sizeof *peers + (size_t)count * sizeof *peers->entries);
     if (!peers) {

@@ -39,8 +39,10 @@ typedef struct tddp_peers {
 TDDP_NODISCARD tddp_status tddp_peers_describe_self(int root_rank,
                                                     char text[TDDP_PEER_RECORD_BYTES]);
 
-/* Makes a table with one reference from all ranks' records; TDDP_PROTOCOL if one is malformed. */
-TDDP_NODISCARD tddp_status tddp_peers_create(const tddp_blob *records, int count, tddp_peers **out);
+/* Makes a table with one reference from all ranks' records, each with a NUL behind it;
+ * TDDP_PROTOCOL if one is malformed. */
+TDDP_NODISCARD tddp_status tddp_peers_create(const tddp_slice *records, int count,
+                                             tddp_peers **out);
 
 tddp_peers *tddp_peers_retain(tddp_peers *peers); /* NULL is fine, here and below */
 void tddp_peers_release(tddp_peers *peers);

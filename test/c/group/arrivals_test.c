@@ -115,11 +115,11 @@ TEST(it_is_said_to_be_complete_too_early)
     tddp_store *store;
     setenv("TDDP_FAKE", "", 1);
     CHECK_OK(tddp_hash_store_create(20000, &store));
-    CHECK_OK(tddp_store_append(store, slice("default_pg/1/arrivals"),
-                               slice("+2 early\n-2\n+7 unknown\nnonsense\n-\n"), NULL));
-    CHECK_OK(tddp_store_set(store, slice("default_pg/1/complete"), slice(""), NULL));
+    CHECK_OK(tddp_store_append(store, slice("default_pg/1/arrivals/list"),
+                               (tddp_slice){"+2 3 5\nearly\0-2 3 0\n\0", 21}, NULL));
+    CHECK_OK(tddp_store_set(store, slice("default_pg/1/arrivals/wake"), slice(""), NULL));
     expect_missing(store, "in vain for rank(s) 0, 2 of 3");
-    CHECK_OK(tddp_store_set(store, slice("default_pg/1/complete"), slice(""), NULL));
+    CHECK_OK(tddp_store_set(store, slice("default_pg/1/arrivals/wake"), slice(""), NULL));
     all_create(store);
     tddp_store_release(store);
 }
@@ -128,7 +128,7 @@ TEST(it_is_said_to_be_complete_too_early)
 TEST(nobody_says_that_it_is_complete)
 {
     char record[TDDP_PEER_RECORD_BYTES];
-    char line[TDDP_PEER_RECORD_BYTES + 8];
+    char line[TDDP_PEER_RECORD_BYTES + 16];
     int64_t count;
     tddp_store *store;
     setenv("TDDP_FAKE", "", 1);
@@ -136,12 +136,13 @@ TEST(nobody_says_that_it_is_complete)
     member first = {.store = store, .rank = 0, .world_size = 2, .alone = true};
     CHECK_OK(tddp_thread_start(&first.thread, "member", create_and_meet, &first));
     CHECK_OK(tddp_peers_describe_self(1, record));
-    (void)snprintf(line, sizeof line, "+1 %s\n", record);
-    CHECK_OK(tddp_store_append(store, slice("default_pg/1/arrivals"), slice(line), NULL));
+    int length = snprintf(line, sizeof line, "+1 2 %zu\n%s", strlen(record), record);
+    CHECK_OK(tddp_store_append(store, slice("default_pg/1/arrivals/list"),
+                               (tddp_slice){line, (size_t)length + 1}, NULL));
     do {
-        CHECK_OK(tddp_store_add(store, slice("default_pg/1/arrived"), 0, NULL, &count));
+        CHECK_OK(tddp_store_add(store, slice("default_pg/1/arrivals/come"), 0, NULL, &count));
     } while (count == 0);
-    CHECK_OK(tddp_store_add(store, slice("default_pg/1/arrived"), 1, NULL, &count));
+    CHECK_OK(tddp_store_add(store, slice("default_pg/1/arrivals/come"), 1, NULL, &count));
     CHECK_INT(count, 2);
     pthread_join(first.thread, NULL);
     tddp_store_release(store);
@@ -153,8 +154,9 @@ TEST(a_record_that_is_none)
     tddp_group *group;
     int64_t count;
     CHECK_OK(tddp_hash_store_create(20000, &store));
-    CHECK_OK(tddp_store_append(store, slice("default_pg/1/arrivals"), slice("+0 who\n"), NULL));
-    CHECK_OK(tddp_store_add(store, slice("default_pg/1/arrived"), 1, NULL, &count));
+    CHECK_OK(tddp_store_append(store, slice("default_pg/1/arrivals/list"),
+                               (tddp_slice){"+0 2 3\nwho", 11}, NULL));
+    CHECK_OK(tddp_store_add(store, slice("default_pg/1/arrivals/come"), 1, NULL, &count));
     CHECK_STATUS(try_create(store, 1, 2, 20000, &group), TDDP_PROTOCOL);
     CHECK_CONTAINS(tddp_error_message(), "rank 0 introduced itself as \"who\"");
     tddp_store_release(store);

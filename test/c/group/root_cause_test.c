@@ -16,11 +16,11 @@ static tddp_peers *peers(void)
     char ended[TDDP_PEER_RECORD_BYTES];
     tddp_peers *table;
     CHECK_OK(tddp_peers_describe_self(0, own));
-    tddp_blob records[WORLD] = {
+    tddp_slice records[WORLD] = {
         {own, strlen(own)},
         {ended, 0},
-        {(char *)"other/1 200 17 1000 2 node-b", 28},
-        {(char *)"other/1 300 17 1000 3 node-b", 28},
+        {"other/1 200 17 1000 2 node-b", 28},
+        {"other/1 300 17 1000 3 node-b", 28},
     };
     char host_id[128];
     long long pid;
@@ -274,7 +274,7 @@ TEST(records_of_peers_are_checked)
     static const char *const bad[] = {
         "", "only-one", "id 1 2 3 4", "id x 2 3 4 host", "id 0 2 3 4 host", "id 1 2 3 4 host more"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        tddp_blob record = {(char *)bad[i], strlen(bad[i])};
+        tddp_slice record = {bad[i], strlen(bad[i])};
         tddp_peers *table = NULL;
         CHECK_STATUS(tddp_peers_create(&record, 1, &table), TDDP_PROTOCOL);
         CHECK_CONTAINS(tddp_error_message(), "rank 0 introduced itself as");

@@ -1,0 +1,339 @@
+/*
+ * Meetings: meeting.h says what they are. A rank comes by two requests, waits by one, and reads all
+ * records by one.
+ *
+ * Keys below the meeting's name: `list` grows by an entry when a rank comes ("+RANK WORLD
+ * SIZE\n" and its record), gives up ("-") or fails ("!", and the reason), each with a NUL behind;
+ * `come` counts those that have come and not given up; `wake` is there once they were all, or one
+ * has failed; `left` counts those that have left. A rank's last entry counts, but a failure stays.
+ */
+#include "backend/meeting.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "net/net.h"
+#include "store/store_impl.h"
+
+enum {
+    NAME_BYTES = 64,
+    KEY_BYTES = NAME_BYTES + 8,
+    HEAD_BYTES = 48,
+    CHECK_MS = 1000,
+    LAST_LOOK_MS = 1000, /* where the deadline is over */
+    FAIL_MS = 1000,
+    PAUSE_MS = 50, /* before the list is read again: a rank has given up that had come */
+    NAMES_SHOWN = 8,
+};
+
+struct tddp_meeting {
+    tddp_meeting_opts opts; /* `name` points here */
+    char name[NAME_BYTES];
+    tddp_blob list; /* as it was read last */
+    tddp_slice *records;
+    tddp_slice *failures;
+    int missing;
+};
+
+static tddp_slice key_of(const tddp_meeting *meeting, const char *what, char text[KEY_BYTES])
+{
+    int length = snprintf(text, KEY_BYTES, "%s/%s", meeting->name, what);
+    return (tddp_slice){text, (size_t)length};
+}
+
+tddp_status tddp_meeting_open(const tddp_meeting_opts *opts, tddp_meeting **out)
+{
+    tddp_meeting *made = tddp_alloc(sizeof *made);
+    if (!made) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    const size_t count = (size_t)opts->world_size;
+    made->opts = *opts;
+    (void)snprintf(made->name, sizeof made->name, "%s", opts->name);
+    made->opts.name = made->name;
+    made->missing = opts->giver == TDDP_MEETING_ALL ? opts->world_size : 1;
+    made->records = tddp_alloc_array(count, sizeof *made->records);
+    made->failures = tddp_alloc_array(count, sizeof *made->failures);
+    if (!made->records || !made->failures) {
+        tddp_meeting_close(made);
+        return TDDP_OUT_OF_MEMORY;
+    }
+    *out = made;
+    return TDDP_OK;
+}
+
+void tddp_meeting_close(tddp_meeting *meeting)
+{
+    if (meeting) {
+        tddp_blob_free(&meeting->list);
+        free(meeting->records);
+        free(meeting->failures);
+        free(meeting);
+    }
+}
+
+/* --- the list -------------------------------------------------------------------------------- */
+
+static tddp_status add_entry(tddp_meeting *meeting, char kind, tddp_slice text,
+                             const tddp_wait *wait)
+{
+    char key[KEY_BYTES];
+    char head[HEAD_BYTES];
+    tddp_bytes entry = {0};
+    int length = snprintf(head, sizeof head, "%c%d %d %zu\n", kind, meeting->opts.rank,
+                          meeting->opts.world_size, text.size);
+    tddp_status status = tddp_bytes_append(&entry, head, (size_t)length);
+    status = status ? status : tddp_bytes_append(&entry, text.data, text.size);
+    status = status ? status : tddp_bytes_append(&entry, "", 1); /* the record's NUL */
+    status = status ? status
+                    : tddp_store_append(meeting->opts.store, key_of(meeting, "list", key),
+                                        (tddp_slice){entry.data, entry.size}, wait);
+    tddp_bytes_free(&entry);
+    return status;
+}
+
+/* Reads the head of an entry; NULL: it is none. Returns where its text begins. */
+static const char *read_head(const char *at, const char *end, int *rank, int *world_size,
+                             size_t *size)
+{
+    char head[HEAD_BYTES];
+    int used = 0;
+    const char *line_end = memchr(at, '\n', (size_t)(end - at));
+    if (!line_end || (size_t)(line_end - at) >= sizeof head || !strchr("+-!", *at)) {
+        return NULL;
+    }
+    (void)snprintf(head, sizeof head, "%.*s", (int)(line_end - at), at);
+    const bool good = sscanf(head + 1, "%d %d %zu%n", rank, world_size, size, &used) == 3 &&
+                      head[1 + used] == '\0' && *rank >= 0 &&
+                      *size < (size_t)(end - line_end - 1) && line_end[1 + *size] == '\0';
+    return good ? line_end + 1 : NULL;
+}
+
+static tddp_status take_list(tddp_meeting *meeting)
+{
+    const int count = meeting->opts.world_size;
+    const int giver = meeting->opts.giver;
+    const char *at = meeting->list.data;
+    const char *end = at + meeting->list.size;
+    memset(meeting->records, 0, (size_t)count * sizeof *meeting->records);
+    memset(meeting->failures, 0, (size_t)count * sizeof *meeting->failures);
+    while (at < end) {
+        int rank;
+        int world_size;
+        size_t size;
+        const char kind = *at;
+        const char *text = read_head(at, end, &rank, &world_size, &size);
+        if (!text) {
+            return tddp_fail(TDDP_PROTOCOL,
+                             "what ranks have put in the store at %s is malformed: expected one "
+                             "version of libtddp on all ranks, and no other keys of that name",
+                             meeting->name);
+        }
+        if (world_size != count || rank >= count) {
+            return tddp_fail(TDDP_MISMATCH,
+                             "rank %d has come with a world size of %d, rank %d with %d: expected "
+                             "the same on all ranks",
+                             rank, world_size, meeting->opts.rank, count);
+        }
+        if (kind == '!') {
+            meeting->failures[rank] = (tddp_slice){text, size};
+        } else {
+            meeting->records[rank] = (tddp_slice){kind == '+' ? text : NULL, size};
+        }
+        at = text + size + 1;
+    }
+    meeting->missing = 0;
+    for (int rank = 0; rank < count; rank++) {
+        const bool needed = giver == TDDP_MEETING_ALL || giver == rank;
+        meeting->missing += needed && !meeting->records[rank].data;
+    }
+    return TDDP_OK;
+}
+
+tddp_status tddp_meeting_look(tddp_meeting *meeting, const tddp_wait *wait)
+{
+    char text[KEY_BYTES];
+    const tddp_slice key = key_of(meeting, "list", text);
+    int there = 0;
+    tddp_status status = tddp_store_check(meeting->opts.store, &key, 1, wait, &there);
+    if (status || !there) {
+        return status;
+    }
+    tddp_blob_free(&meeting->list);
+    status = tddp_store_get(meeting->opts.store, key, wait, &meeting->list);
+    return status ? status : take_list(meeting);
+}
+
+const tddp_slice *tddp_meeting_records(const tddp_meeting *meeting)
+{
+    return meeting->records;
+}
+
+int tddp_meeting_missing(const tddp_meeting *meeting, char text[TDDP_MEETING_TEXT_BYTES])
+{
+    size_t used = 0;
+    int shown = 0;
+    text[0] = '\0';
+    for (int rank = 0; rank < meeting->opts.world_size && shown < NAMES_SHOWN; rank++) {
+        const bool needed = meeting->opts.giver < 0 || meeting->opts.giver == rank;
+        if (needed && !meeting->records[rank].data) {
+            used += (size_t)snprintf(text + used, TDDP_MEETING_TEXT_BYTES - used, "%s%d",
+                                     used ? ", " : "", rank);
+            shown++;
+        }
+    }
+    if (meeting->missing > shown) {
+        (void)snprintf(text + used, TDDP_MEETING_TEXT_BYTES - used, ", ... (%d in all)",
+                       meeting->missing);
+    }
+    return meeting->missing;
+}
+
+const char *tddp_meeting_failure(const tddp_meeting *meeting, int *rank)
+{
+    for (int each = 0; each < meeting->opts.world_size; each++) {
+        if (meeting->failures[each].data && (*rank < 0 || *rank == each)) {
+            *rank = each;
+            return meeting->failures[each].data;
+        }
+    }
+    return NULL;
+}
+
+/* --- coming ---------------------------------------------------------------------------------- */
+
+static tddp_status wake(const tddp_meeting *meeting, const tddp_wait *wait)
+{
+    char key[KEY_BYTES];
+    return tddp_store_set(meeting->opts.store, key_of(meeting, "wake", key), (tddp_slice){"", 0},
+                          wait);
+}
+
+tddp_status tddp_meeting_give(tddp_meeting *meeting, tddp_slice record, const tddp_wait *wait)
+{
+    char key[KEY_BYTES];
+    int64_t come = meeting->opts.world_size;
+    tddp_status status = add_entry(meeting, '+', record, wait);
+    if (status == TDDP_OK && meeting->opts.giver == TDDP_MEETING_ALL) {
+        status = tddp_store_add(meeting->opts.store, key_of(meeting, "come", key), 1, wait, &come);
+    }
+    return status == TDDP_OK && come == meeting->opts.world_size ? wake(meeting, wait) : status;
+}
+
+tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, bool gave, const tddp_wait *wait)
+{
+    char key[KEY_BYTES];
+    int64_t come;
+    int deleted;
+    tddp_status status = add_entry(meeting, '-', (tddp_slice){"", 0}, wait);
+    if (status == TDDP_OK && gave && meeting->opts.giver == TDDP_MEETING_ALL) {
+        status = tddp_store_add(meeting->opts.store, key_of(meeting, "come", key), -1, wait, &come);
+    }
+    return status ? status
+                  : tddp_store_delete_key(meeting->opts.store, key_of(meeting, "wake", key), wait,
+                                          &deleted);
+}
+
+void tddp_meeting_fail(tddp_meeting *meeting, const char *reason)
+{
+    const tddp_wait wait = {FAIL_MS, NULL};
+    tddp_status status = add_entry(meeting, '!', (tddp_slice){reason, strlen(reason)}, &wait);
+    if (status || wake(meeting, &wait)) {
+        tddp_log(TDDP_LOG_DEBUG, "backend", "the other ranks are not told of a failure: %s",
+                 tddp_error_message());
+    }
+}
+
+tddp_status tddp_meeting_leave(tddp_meeting *meeting, const tddp_wait *wait)
+{
+    static const char *const keys[] = {"list", "come", "wake", "left"};
+    char key[KEY_BYTES];
+    int64_t left;
+    int deleted;
+    tddp_store *store = meeting->opts.store;
+    tddp_status status = tddp_store_add(store, key_of(meeting, "left", key), 1, wait, &left);
+    for (size_t i = 0;
+         status == TDDP_OK && left == meeting->opts.world_size && i < sizeof keys / sizeof *keys;
+         i++) {
+        status = tddp_store_delete_key(store, key_of(meeting, keys[i], key), wait, &deleted);
+    }
+    return status;
+}
+
+/* --- waiting --------------------------------------------------------------------------------- */
+
+static tddp_status fail_missing(const tddp_meeting *meeting)
+{
+    char missing[TDDP_MEETING_TEXT_BYTES];
+    (void)tddp_meeting_missing(meeting, missing);
+    return tddp_fail(TDDP_TIMEOUT, "rank(s) %s of %d did not come in time", missing,
+                     meeting->opts.world_size);
+}
+
+/* Whether the meeting is over, as the list says now; else TDDP_TIMEOUT. */
+static tddp_status judge(tddp_meeting *meeting, const tddp_wait *wait)
+{
+    int rank = -1;
+    tddp_status status = tddp_meeting_look(meeting, wait);
+    const char *reason = status ? NULL : tddp_meeting_failure(meeting, &rank);
+    if (reason) {
+        return tddp_fail(TDDP_PEER_LOST, "rank %d gave up: %s", rank, reason);
+    }
+    return status || meeting->missing == 0 ? status : TDDP_TIMEOUT;
+}
+
+/* Waits for at most a slice; TDDP_OK: the list may be complete. */
+static tddp_status await_wake(tddp_meeting *meeting, int64_t deadline, tddp_cancel *cancel)
+{
+    char text[KEY_BYTES];
+    const int check_ms = meeting->opts.check_ms > 0 ? meeting->opts.check_ms : CHECK_MS;
+    const int64_t slice = tddp_deadline_after_ms(check_ms);
+    const tddp_wait part = {tddp_deadline_poll_ms(slice < deadline ? slice : deadline), cancel};
+    const tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
+    const tddp_slice key = key_of(meeting, "wake", text);
+    int64_t come = 0;
+    tddp_status status = tddp_store_wait(meeting->opts.store, &key, 1, &part);
+    if (status != TDDP_TIMEOUT || tddp_now_ns() >= deadline) {
+        return status;
+    }
+    /* The last one may have ended before it could set the key. */
+    if (meeting->opts.giver == TDDP_MEETING_ALL) {
+        status =
+            tddp_store_add(meeting->opts.store, key_of(meeting, "come", text), 0, &left, &come);
+    } else {
+        status = TDDP_OK;
+    }
+    if (status || come >= meeting->opts.world_size) {
+        return status;
+    }
+    status = meeting->opts.check ? meeting->opts.check(meeting->opts.data) : TDDP_OK;
+    return status ? status : TDDP_TIMEOUT;
+}
+
+tddp_status tddp_meeting_await(tddp_meeting *meeting, const tddp_wait *wait)
+{
+    const int64_t deadline = tddp_wait_deadline(wait, INT64_MAX);
+    tddp_cancel *cancel = tddp_wait_cancel(wait);
+    const tddp_wait look = {LAST_LOOK_MS, cancel};
+    for (;;) {
+        tddp_status status = await_wake(meeting, deadline, cancel);
+        const bool over = tddp_now_ns() >= deadline;
+        if (status == TDDP_TIMEOUT && !over) {
+            continue;
+        }
+        if (status == TDDP_OK || status == TDDP_TIMEOUT) {
+            status = judge(meeting, &look);
+        }
+        if (status != TDDP_TIMEOUT) {
+            return status;
+        }
+        status = over ? fail_missing(meeting)
+                      : tddp_net_sleep(tddp_deadline_after_ms(PAUSE_MS), tddp_cancel_fd(cancel));
+        if (status) {
+            return status;
+        }
+    }
+}

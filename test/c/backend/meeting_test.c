@@ -1,0 +1,347 @@
+/* Ranks that meet in a store: every order of coming, giving up, failing, and coming too late. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/meeting.h"
+#include "base/base.h"
+#include "events.h"
+
+enum { WORLD = 3 };
+
+static const tddp_wait patient = {60000, NULL};
+static const tddp_wait now = {0, NULL};
+
+static tddp_store *store;
+
+static tddp_meeting *open_meeting(const char *name, int rank, int giver)
+{
+    tddp_meeting *made;
+    const tddp_meeting_opts opts = {
+        .store = store, .name = name, .rank = rank, .world_size = WORLD, .giver = giver};
+    CHECK_OK(tddp_meeting_open(&opts, &made));
+    return made;
+}
+
+static tddp_slice text_of(const char *text)
+{
+    return (tddp_slice){text, strlen(text)};
+}
+
+static void check_records(const tddp_meeting *meeting, const char *const texts[WORLD])
+{
+    for (int rank = 0; rank < WORLD; rank++) {
+        const tddp_slice record = tddp_meeting_records(meeting)[rank];
+        if (!texts[rank]) {
+            CHECK(record.data == NULL);
+        } else {
+            CHECK_TEXT(record.data, texts[rank]);
+            CHECK_INT(record.size, strlen(texts[rank]));
+        }
+    }
+}
+
+static void set_up(void)
+{
+    CHECK_OK(tddp_hash_store_create(20000, &store));
+}
+
+/* --- threads --------------------------------------------------------------------------------- */
+
+typedef struct member {
+    pthread_t thread;
+    int rank;
+    char record[64];
+} member;
+
+static void *meet(void *data)
+{
+    static const char *const all[] = {"rank 0", "rank 1", "rank 2"};
+    member *self = data;
+    tddp_meeting *meeting = open_meeting("all", self->rank, TDDP_MEETING_ALL);
+    CHECK_OK(tddp_meeting_give(meeting, text_of(all[self->rank]), &patient));
+    CHECK_OK(tddp_meeting_await(meeting, &patient));
+    check_records(meeting, all);
+    CHECK_OK(tddp_meeting_leave(meeting, &patient));
+    tddp_meeting_close(meeting);
+    return NULL;
+}
+
+static void all_meet(void)
+{
+    member members[WORLD];
+    for (int rank = 0; rank < WORLD; rank++) {
+        members[rank].rank = rank;
+        CHECK_OK(tddp_thread_start(&members[rank].thread, "member", meet, &members[rank]));
+    }
+    for (int rank = 0; rank < WORLD; rank++) {
+        pthread_join(members[rank].thread, NULL);
+    }
+}
+
+/* The last one removes the keys, so the name serves again. */
+TEST(all_get_the_records_of_all)
+{
+    int64_t before;
+    int64_t after;
+    set_up();
+    CHECK_OK(tddp_store_num_keys(store, NULL, &before));
+    for (int i = 0; i < 50; i++) {
+        all_meet();
+        CHECK_OK(tddp_store_num_keys(store, NULL, &after));
+        CHECK_INT(after, before);
+    }
+    tddp_store_release(store);
+}
+
+/* --- orders ---------------------------------------------------------------------------------- */
+
+/* What a rank does in one step: a character of a course's text. */
+typedef struct course {
+    tddp_meeting *of[WORLD];
+    const char *given[WORLD]; /* the record that counts; NULL: none */
+    bool failed[WORLD];
+} course;
+
+static void step(course *self, int rank, char what)
+{
+    static const char *const records[] = {"a", "", "c c"};
+    tddp_meeting *meeting = self->of[rank];
+    switch (what) {
+    case '+':
+        CHECK_OK(tddp_meeting_give(meeting, text_of(records[rank]), &patient));
+        self->given[rank] = records[rank];
+        break;
+    case '-':
+        CHECK_OK(tddp_meeting_withdraw(meeting, self->given[rank] != NULL, &patient));
+        self->given[rank] = NULL;
+        break;
+    case '!':
+        tddp_meeting_fail(meeting, "it broke");
+        self->failed[rank] = true;
+        break;
+    }
+}
+
+/* What is there is what was done, whoever looks; and nobody waits for what will not come. */
+static void check_course(course *self)
+{
+    int missing = 0;
+    int failed = -1;
+    for (int rank = WORLD - 1; rank >= 0; rank--) {
+        missing += self->given[rank] == NULL;
+        failed = self->failed[rank] ? rank : failed;
+    }
+    for (int rank = 0; rank < WORLD; rank++) {
+        tddp_status status = tddp_meeting_await(self->of[rank], &now);
+        if (failed >= 0) {
+            char text[64];
+            (void)snprintf(text, sizeof text, "rank %d gave up: it broke", failed);
+            CHECK_INT(status, TDDP_PEER_LOST);
+            CHECK_TEXT(tddp_error_message(), text);
+        } else if (missing > 0) {
+            CHECK_INT(status, TDDP_TIMEOUT);
+            CHECK_CONTAINS(tddp_error_message(), " of 3 did not come in time");
+        } else {
+            CHECK_INT(status, TDDP_OK);
+        }
+        check_records(self->of[rank], self->given);
+    }
+}
+
+/* Every order of `left[rank]` steps of each rank, of which a rank's first is to come. */
+static void each_order(char *taken, int used, const char *const left[WORLD])
+{
+    bool any = false;
+    for (int rank = 0; rank < WORLD; rank++) {
+        if (left[rank][0]) {
+            const char *rest[WORLD] = {left[0], left[1], left[2]};
+            any = true;
+            taken[used] = (char)('0' + rank);
+            taken[used + 1] = left[rank][0];
+            rest[rank]++;
+            each_order(taken, used + 2, rest);
+        }
+    }
+    if (any) {
+        return;
+    }
+    course self = {.failed = {false}};
+    set_up();
+    for (int rank = 0; rank < WORLD; rank++) {
+        self.of[rank] = open_meeting("course", rank, TDDP_MEETING_ALL);
+    }
+    for (int i = 0; i < used; i += 2) {
+        step(&self, taken[i] - '0', taken[i + 1]);
+        check_course(&self);
+    }
+    for (int rank = 0; rank < WORLD; rank++) {
+        tddp_meeting_close(self.of[rank]);
+    }
+    tddp_store_release(store);
+}
+
+TEST(no_order_completes_early_or_hides_a_record)
+{
+    static const char *const ways[] = {"+", "+-", "+-+", "+!", "!", ""};
+    char taken[32];
+    for (size_t a = 0; a < sizeof ways / sizeof *ways; a++) {
+        for (size_t b = 0; b < sizeof ways / sizeof *ways; b++) {
+            const char *const left[] = {ways[a], ways[b], "+"};
+            each_order(taken, 0, left);
+        }
+    }
+}
+
+/* --- one for all ----------------------------------------------------------------------------- */
+
+TEST(one_gives_for_all)
+{
+    static const char *const only[] = {NULL, "for all", NULL};
+    set_up();
+    tddp_meeting *giver = open_meeting("id", 1, 1);
+    tddp_meeting *other = open_meeting("id", 2, 1);
+    CHECK_STATUS(tddp_meeting_await(other, &now), TDDP_TIMEOUT);
+    CHECK_TEXT(tddp_error_message(), "rank(s) 1 of 3 did not come in time");
+    CHECK_OK(tddp_meeting_give(giver, text_of("for all"), &patient));
+    CHECK_OK(tddp_meeting_await(other, &patient));
+    check_records(other, only);
+    tddp_meeting_close(giver);
+    tddp_meeting_close(other);
+    tddp_store_release(store);
+}
+
+TEST(bytes_of_any_kind)
+{
+    static const char bytes[] = "\0+1 3 2\n\n\xFF";
+    set_up();
+    tddp_meeting *giver = open_meeting("id", 0, 0);
+    tddp_meeting *other = open_meeting("id", 2, 0);
+    CHECK_OK(tddp_meeting_give(giver, (tddp_slice){bytes, sizeof bytes}, &patient));
+    CHECK_OK(tddp_meeting_await(other, &patient));
+    CHECK_INT(tddp_meeting_records(other)[0].size, sizeof bytes);
+    CHECK(memcmp(tddp_meeting_records(other)[0].data, bytes, sizeof bytes) == 0);
+    tddp_meeting_close(giver);
+    tddp_meeting_close(other);
+    tddp_store_release(store);
+}
+
+/* --- who is missing -------------------------------------------------------------------------- */
+
+static tddp_status stop_after_three(void *data)
+{
+    int *calls = data;
+    return ++*calls < 3 ? TDDP_OK : tddp_fail(TDDP_PEER_LOST, "rank 1 has ended");
+}
+
+TEST(what_is_asked_between_looks_ends_the_wait)
+{
+    int calls = 0;
+    tddp_meeting *meeting;
+    set_up();
+    const tddp_meeting_opts opts = {.store = store,
+                                    .name = "checked",
+                                    .world_size = WORLD,
+                                    .giver = TDDP_MEETING_ALL,
+                                    .check = stop_after_three,
+                                    .data = &calls,
+                                    .check_ms = 1};
+    CHECK_OK(tddp_meeting_open(&opts, &meeting));
+    CHECK_OK(tddp_meeting_give(meeting, text_of("here"), &patient));
+    CHECK_STATUS(tddp_meeting_await(meeting, &patient), TDDP_PEER_LOST);
+    CHECK_TEXT(tddp_error_message(), "rank 1 has ended");
+    CHECK_INT(calls, 3);
+    tddp_meeting_close(meeting);
+    tddp_store_release(store);
+}
+
+static void *trigger(void *data)
+{
+    CHECK_AWAIT_BLOCKED(0);
+    tddp_cancel_trigger(data);
+    return NULL;
+}
+
+TEST(a_wait_is_canceled)
+{
+    pthread_t thread;
+    tddp_cancel *cancel;
+    set_up();
+    CHECK_OK(tddp_cancel_create(&cancel));
+    tddp_meeting *meeting = open_meeting("canceled", 0, TDDP_MEETING_ALL);
+    const tddp_wait wait = {60000, cancel};
+    CHECK_OK(tddp_thread_start(&thread, "trigger", trigger, cancel));
+    check_will_block(0);
+    CHECK_STATUS(tddp_meeting_await(meeting, &wait), TDDP_CANCELED);
+    pthread_join(thread, NULL);
+    tddp_meeting_close(meeting);
+    tddp_cancel_free(cancel);
+    tddp_store_release(store);
+}
+
+TEST(another_world_size)
+{
+    tddp_meeting *larger;
+    set_up();
+    const tddp_meeting_opts opts = {
+        .store = store, .name = "sizes", .rank = 1, .world_size = 4, .giver = TDDP_MEETING_ALL};
+    CHECK_OK(tddp_meeting_open(&opts, &larger));
+    tddp_meeting *meeting = open_meeting("sizes", 0, TDDP_MEETING_ALL);
+    CHECK_OK(tddp_meeting_give(larger, text_of("x"), &patient));
+    CHECK_STATUS(tddp_meeting_look(meeting, &patient), TDDP_MISMATCH);
+    CHECK_TEXT(tddp_error_message(), "rank 1 has come with a world size of 4, rank 0 with 3: "
+                                     "expected the same on all ranks");
+    tddp_meeting_close(larger);
+    tddp_meeting_close(meeting);
+    tddp_store_release(store);
+}
+
+TEST(what_is_no_list)
+{
+    static const char *const lists[] = {"x",         "+",           "+0 3 1\n",
+                                        "+0 3 1\na", "+0 3\na",     "+-1 3 1\na",
+                                        "?0 3 1\na", "+0 3 1 2\na", "+0 3 9\nabc"};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        set_up();
+        CHECK_OK(tddp_store_set(store, text_of("bad/list"), text_of(lists[i]), NULL));
+        tddp_meeting *meeting = open_meeting("bad", 0, TDDP_MEETING_ALL);
+        CHECK_STATUS(tddp_meeting_look(meeting, &patient), TDDP_PROTOCOL);
+        CHECK_CONTAINS(tddp_error_message(), "bad");
+        tddp_meeting_close(meeting);
+        tddp_store_release(store);
+    }
+}
+
+/* --- many ------------------------------------------------------------------------------------ */
+
+TEST(five_hundred_and_twelve_ranks)
+{
+    enum { MANY = 512 };
+    static tddp_meeting *meetings[MANY];
+    char text[TDDP_MEETING_TEXT_BYTES];
+    set_up();
+    for (int rank = 0; rank < MANY; rank++) {
+        const tddp_meeting_opts opts = {.store = store,
+                                        .name = "many",
+                                        .rank = rank,
+                                        .world_size = MANY,
+                                        .giver = TDDP_MEETING_ALL};
+        CHECK_OK(tddp_meeting_open(&opts, &meetings[rank]));
+        if (rank % 2 == 0) {
+            CHECK_OK(tddp_meeting_give(meetings[rank], text_of("even"), &patient));
+        }
+    }
+    CHECK_OK(tddp_meeting_look(meetings[0], &patient));
+    CHECK_INT(tddp_meeting_missing(meetings[0], text), MANY / 2);
+    CHECK_TEXT(text, "1, 3, 5, 7, 9, 11, 13, 15, ... (256 in all)");
+    for (int rank = 1; rank < MANY; rank += 2) {
+        CHECK_OK(tddp_meeting_give(meetings[rank], text_of("odd"), &patient));
+    }
+    for (int rank = 0; rank < MANY; rank++) {
+        CHECK_OK(tddp_meeting_await(meetings[rank], &patient));
+        CHECK_TEXT(tddp_meeting_records(meetings[rank])[rank].data, rank % 2 ? "odd" : "even");
+        tddp_meeting_close(meetings[rank]);
+    }
+    tddp_store_release(store);
+}
