@@ -1,18 +1,17 @@
 /*
- * Meetings: meeting.h says what they are. A rank comes by two requests, waits by one, and reads all
- * records by one.
+ * Meetings: tddp/meeting.h says what they are. A rank comes by two requests, waits by one, and
+ * reads all records by one.
  *
  * Keys below the meeting's name: `list` grows by an entry when a rank comes ("+RANK WORLD
  * SIZE\n" and its record), gives up ("-") or fails ("!", and the reason), each with a NUL behind;
  * `come` counts those that have come and not given up; `wake` is there once they were all, or one
  * has failed; `left` counts those that have left. A rank's last entry counts, but a failure stays.
  */
-#include "backend/meeting.h"
-
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <tddp/meeting.h>
 
 #include "base/base.h"
 #include "net/net.h"
@@ -30,8 +29,14 @@ enum {
 };
 
 struct tddp_meeting {
-    tddp_meeting_opts opts; /* `name` points here */
+    tddp_store *store;
     char name[NAME_BYTES];
+    int rank;
+    int world_size;
+    int giver;
+    tddp_status (*check)(void *data);
+    void *data;
+    int check_ms;
     tddp_blob list; /* as it was read last */
     tddp_slice *records;
     tddp_slice *failures;
@@ -44,25 +49,38 @@ static tddp_slice key_of(const tddp_meeting *meeting, const char *what, char tex
     return (tddp_slice){text, (size_t)length};
 }
 
-tddp_status tddp_meeting_open(const tddp_meeting_opts *opts, tddp_meeting **out)
+tddp_status tddp_meeting_open(tddp_store *store, const char *name, int rank, int world_size,
+                              int giver, tddp_meeting **out)
 {
     tddp_meeting *made = tddp_alloc(sizeof *made);
     if (!made) {
         return TDDP_OUT_OF_MEMORY;
     }
-    const size_t count = (size_t)opts->world_size;
-    made->opts = *opts;
-    (void)snprintf(made->name, sizeof made->name, "%s", opts->name);
-    made->opts.name = made->name;
-    made->missing = opts->giver == TDDP_MEETING_ALL ? opts->world_size : 1;
-    made->records = tddp_alloc_array(count, sizeof *made->records);
-    made->failures = tddp_alloc_array(count, sizeof *made->failures);
+    *made = (tddp_meeting){
+        .store = store,
+        .rank = rank,
+        .world_size = world_size,
+        .giver = giver,
+        .check_ms = CHECK_MS,
+        .records = tddp_alloc_array((size_t)world_size, sizeof *made->records),
+        .failures = tddp_alloc_array((size_t)world_size, sizeof *made->failures),
+        .missing = giver == TDDP_MEETING_ALL ? world_size : 1,
+    };
+    (void)snprintf(made->name, sizeof made->name, "%s", name);
     if (!made->records || !made->failures) {
         tddp_meeting_close(made);
         return TDDP_OUT_OF_MEMORY;
     }
     *out = made;
     return TDDP_OK;
+}
+
+void tddp_meeting_set_check(tddp_meeting *meeting, tddp_status (*check)(void *data), void *data,
+                            int every_ms)
+{
+    meeting->check = check;
+    meeting->data = data;
+    meeting->check_ms = every_ms;
 }
 
 void tddp_meeting_close(tddp_meeting *meeting)
@@ -83,13 +101,13 @@ static tddp_status add_entry(tddp_meeting *meeting, char kind, tddp_slice text,
     char key[KEY_BYTES];
     char head[HEAD_BYTES];
     tddp_bytes entry = {0};
-    int length = snprintf(head, sizeof head, "%c%d %d %zu\n", kind, meeting->opts.rank,
-                          meeting->opts.world_size, text.size);
+    int length = snprintf(head, sizeof head, "%c%d %d %zu\n", kind, meeting->rank,
+                          meeting->world_size, text.size);
     tddp_status status = tddp_bytes_append(&entry, head, (size_t)length);
     status = status ? status : tddp_bytes_append(&entry, text.data, text.size);
     status = status ? status : tddp_bytes_append(&entry, "", 1); /* the record's NUL */
     status = status ? status
-                    : tddp_store_append(meeting->opts.store, key_of(meeting, "list", key),
+                    : tddp_store_append(meeting->store, key_of(meeting, "list", key),
                                         (tddp_slice){entry.data, entry.size}, wait);
     tddp_bytes_free(&entry);
     return status;
@@ -114,8 +132,8 @@ static const char *read_head(const char *at, const char *end, int *rank, int *wo
 
 static tddp_status take_list(tddp_meeting *meeting)
 {
-    const int count = meeting->opts.world_size;
-    const int giver = meeting->opts.giver;
+    const int count = meeting->world_size;
+    const int giver = meeting->giver;
     const char *at = meeting->list.data;
     const char *end = at + meeting->list.size;
     memset(meeting->records, 0, (size_t)count * sizeof *meeting->records);
@@ -136,7 +154,7 @@ static tddp_status take_list(tddp_meeting *meeting)
             return tddp_fail(TDDP_MISMATCH,
                              "rank %d has come with a world size of %d, rank %d with %d: expected "
                              "the same on all ranks",
-                             rank, world_size, meeting->opts.rank, count);
+                             rank, world_size, meeting->rank, count);
         }
         if (kind == '!') {
             meeting->failures[rank] = (tddp_slice){text, size};
@@ -158,12 +176,12 @@ tddp_status tddp_meeting_look(tddp_meeting *meeting, const tddp_wait *wait)
     char text[KEY_BYTES];
     const tddp_slice key = key_of(meeting, "list", text);
     int there = 0;
-    tddp_status status = tddp_store_check(meeting->opts.store, &key, 1, wait, &there);
+    tddp_status status = tddp_store_check(meeting->store, &key, 1, wait, &there);
     if (status || !there) {
         return status;
     }
     tddp_blob_free(&meeting->list);
-    status = tddp_store_get(meeting->opts.store, key, wait, &meeting->list);
+    status = tddp_store_get(meeting->store, key, wait, &meeting->list);
     return status ? status : take_list(meeting);
 }
 
@@ -177,8 +195,8 @@ int tddp_meeting_missing(const tddp_meeting *meeting, char text[TDDP_MEETING_TEX
     size_t used = 0;
     int shown = 0;
     text[0] = '\0';
-    for (int rank = 0; rank < meeting->opts.world_size && shown < NAMES_SHOWN; rank++) {
-        const bool needed = meeting->opts.giver < 0 || meeting->opts.giver == rank;
+    for (int rank = 0; rank < meeting->world_size && shown < NAMES_SHOWN; rank++) {
+        const bool needed = meeting->giver < 0 || meeting->giver == rank;
         if (needed && !meeting->records[rank].data) {
             used += (size_t)snprintf(text + used, TDDP_MEETING_TEXT_BYTES - used, "%s%d",
                                      used ? ", " : "", rank);
@@ -194,7 +212,7 @@ int tddp_meeting_missing(const tddp_meeting *meeting, char text[TDDP_MEETING_TEX
 
 const char *tddp_meeting_failure(const tddp_meeting *meeting, int *rank)
 {
-    for (int each = 0; each < meeting->opts.world_size; each++) {
+    for (int each = 0; each < meeting->world_size; each++) {
         if (meeting->failures[each].data && (*rank < 0 || *rank == each)) {
             *rank = each;
             return meeting->failures[each].data;
@@ -208,32 +226,31 @@ const char *tddp_meeting_failure(const tddp_meeting *meeting, int *rank)
 static tddp_status wake(const tddp_meeting *meeting, const tddp_wait *wait)
 {
     char key[KEY_BYTES];
-    return tddp_store_set(meeting->opts.store, key_of(meeting, "wake", key), (tddp_slice){"", 0},
-                          wait);
+    return tddp_store_set(meeting->store, key_of(meeting, "wake", key), (tddp_slice){"", 0}, wait);
 }
 
 tddp_status tddp_meeting_give(tddp_meeting *meeting, tddp_slice record, const tddp_wait *wait)
 {
     char key[KEY_BYTES];
-    int64_t come = meeting->opts.world_size;
+    int64_t come = meeting->world_size;
     tddp_status status = add_entry(meeting, '+', record, wait);
-    if (status == TDDP_OK && meeting->opts.giver == TDDP_MEETING_ALL) {
-        status = tddp_store_add(meeting->opts.store, key_of(meeting, "come", key), 1, wait, &come);
+    if (status == TDDP_OK && meeting->giver == TDDP_MEETING_ALL) {
+        status = tddp_store_add(meeting->store, key_of(meeting, "come", key), 1, wait, &come);
     }
-    return status == TDDP_OK && come == meeting->opts.world_size ? wake(meeting, wait) : status;
+    return status == TDDP_OK && come == meeting->world_size ? wake(meeting, wait) : status;
 }
 
-tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, bool gave, const tddp_wait *wait)
+tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, int gave, const tddp_wait *wait)
 {
     char key[KEY_BYTES];
     int64_t come;
     int deleted;
     tddp_status status = add_entry(meeting, '-', (tddp_slice){"", 0}, wait);
-    if (status == TDDP_OK && gave && meeting->opts.giver == TDDP_MEETING_ALL) {
-        status = tddp_store_add(meeting->opts.store, key_of(meeting, "come", key), -1, wait, &come);
+    if (status == TDDP_OK && gave && meeting->giver == TDDP_MEETING_ALL) {
+        status = tddp_store_add(meeting->store, key_of(meeting, "come", key), -1, wait, &come);
     }
     return status ? status
-                  : tddp_store_delete_key(meeting->opts.store, key_of(meeting, "wake", key), wait,
+                  : tddp_store_delete_key(meeting->store, key_of(meeting, "wake", key), wait,
                                           &deleted);
 }
 
@@ -253,11 +270,10 @@ tddp_status tddp_meeting_leave(tddp_meeting *meeting, const tddp_wait *wait)
     char key[KEY_BYTES];
     int64_t left;
     int deleted;
-    tddp_store *store = meeting->opts.store;
+    tddp_store *store = meeting->store;
     tddp_status status = tddp_store_add(store, key_of(meeting, "left", key), 1, wait, &left);
     for (size_t i = 0;
-         status == TDDP_OK && left == meeting->opts.world_size && i < sizeof keys / sizeof *keys;
-         i++) {
+         status == TDDP_OK && left == meeting->world_size && i < sizeof keys / sizeof *keys; i++) {
         status = tddp_store_delete_key(store, key_of(meeting, keys[i], key), wait, &deleted);
     }
     return status;
@@ -270,7 +286,7 @@ static tddp_status fail_missing(const tddp_meeting *meeting)
     char missing[TDDP_MEETING_TEXT_BYTES];
     (void)tddp_meeting_missing(meeting, missing);
     return tddp_fail(TDDP_TIMEOUT, "rank(s) %s of %d did not come in time", missing,
-                     meeting->opts.world_size);
+                     meeting->world_size);
 }
 
 /* Whether the meeting is over, as the list says now; else TDDP_TIMEOUT. */
@@ -289,27 +305,25 @@ static tddp_status judge(tddp_meeting *meeting, const tddp_wait *wait)
 static tddp_status await_wake(tddp_meeting *meeting, int64_t deadline, tddp_cancel *cancel)
 {
     char text[KEY_BYTES];
-    const int check_ms = meeting->opts.check_ms > 0 ? meeting->opts.check_ms : CHECK_MS;
-    const int64_t slice = tddp_deadline_after_ms(check_ms);
+    const int64_t slice = tddp_deadline_after_ms(meeting->check_ms);
     const tddp_wait part = {tddp_deadline_poll_ms(slice < deadline ? slice : deadline), cancel};
     const tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
     const tddp_slice key = key_of(meeting, "wake", text);
     int64_t come = 0;
-    tddp_status status = tddp_store_wait(meeting->opts.store, &key, 1, &part);
+    tddp_status status = tddp_store_wait(meeting->store, &key, 1, &part);
     if (status != TDDP_TIMEOUT || tddp_now_ns() >= deadline) {
         return status;
     }
     /* The last one may have ended before it could set the key. */
-    if (meeting->opts.giver == TDDP_MEETING_ALL) {
-        status =
-            tddp_store_add(meeting->opts.store, key_of(meeting, "come", text), 0, &left, &come);
+    if (meeting->giver == TDDP_MEETING_ALL) {
+        status = tddp_store_add(meeting->store, key_of(meeting, "come", text), 0, &left, &come);
     } else {
         status = TDDP_OK;
     }
-    if (status || come >= meeting->opts.world_size) {
+    if (status || come >= meeting->world_size) {
         return status;
     }
-    status = meeting->opts.check ? meeting->opts.check(meeting->opts.data) : TDDP_OK;
+    status = meeting->check ? meeting->check(meeting->data) : TDDP_OK;
     return status ? status : TDDP_TIMEOUT;
 }
 

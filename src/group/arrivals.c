@@ -6,12 +6,16 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "backend/meeting.h"
+#include <tddp/meeting.h>
 
-enum { LOOK_MS = 1000, LOOKS_A_SLICE = 4 /* for ranks of PyTorch's own */, ADDRESS_BYTES = 200 };
+enum {
+    LOOK_MS = 1000,
+    CHECK_MS = 1000,
+    LOOKS_A_SLICE = 4 /* for ranks of PyTorch's own */,
+    ADDRESS_BYTES = 200
+};
 
 int64_t tddp_group_missing_log_interval_ms = 10000;
 
@@ -139,15 +143,10 @@ static tddp_status meet(arrival *self, int64_t deadline, tddp_cancel *cancel)
                                       &group->peers);
 }
 
-static tddp_meeting_opts opts_of(const tddp_group *group, arrival *self)
+static tddp_status open_meeting(const tddp_group *group, tddp_meeting **out)
 {
-    return (tddp_meeting_opts){.store = group->store,
-                               .name = "arrivals",
-                               .rank = group->rank,
-                               .world_size = group->world_size,
-                               .giver = TDDP_MEETING_ALL,
-                               .check = self ? check : NULL,
-                               .data = self};
+    return tddp_meeting_open(group->store, "arrivals", group->rank, group->world_size,
+                             TDDP_MEETING_ALL, out);
 }
 
 tddp_status tddp_arrivals_exchange(tddp_group *group, const tddp_wait *wait, int64_t deadline)
@@ -157,9 +156,9 @@ tddp_status tddp_arrivals_exchange(tddp_group *group, const tddp_wait *wait, int
                     .look = {LOOK_MS, tddp_wait_cancel(wait)},
                     .start = now,
                     .next_log = now + tddp_group_missing_log_interval_ms * TDDP_NS_PER_MS};
-    const tddp_meeting_opts opts = opts_of(group, &self);
-    tddp_status status = tddp_meeting_open(&opts, &self.meeting);
+    tddp_status status = open_meeting(group, &self.meeting);
     if (status == TDDP_OK) {
+        tddp_meeting_set_check(self.meeting, check, &self, CHECK_MS);
         status = meet(&self, deadline, tddp_wait_cancel(wait));
         tddp_meeting_close(self.meeting);
     }
@@ -169,8 +168,7 @@ tddp_status tddp_arrivals_exchange(tddp_group *group, const tddp_wait *wait, int
 tddp_status tddp_arrivals_withdraw(tddp_group *group, const tddp_wait *wait)
 {
     tddp_meeting *meeting;
-    const tddp_meeting_opts opts = opts_of(group, NULL);
-    tddp_status status = tddp_meeting_open(&opts, &meeting);
+    tddp_status status = open_meeting(group, &meeting);
     if (status == TDDP_OK) {
         status = tddp_meeting_withdraw(meeting, group->arrived, wait);
         tddp_meeting_close(meeting);
