@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/meeting.h"
+#include <tddp/meeting.h>
+
 #include "base/base.h"
 #include "events.h"
 
@@ -18,9 +19,7 @@ static tddp_store *store;
 static tddp_meeting *open_meeting(const char *name, int rank, int giver)
 {
     tddp_meeting *made;
-    const tddp_meeting_opts opts = {
-        .store = store, .name = name, .rank = rank, .world_size = WORLD, .giver = giver};
-    CHECK_OK(tddp_meeting_open(&opts, &made));
+    CHECK_OK(tddp_meeting_open(store, name, rank, WORLD, giver, &made));
     return made;
 }
 
@@ -238,16 +237,9 @@ static tddp_status stop_after_three(void *data)
 TEST(what_is_asked_between_looks_ends_the_wait)
 {
     int calls = 0;
-    tddp_meeting *meeting;
     set_up();
-    const tddp_meeting_opts opts = {.store = store,
-                                    .name = "checked",
-                                    .world_size = WORLD,
-                                    .giver = TDDP_MEETING_ALL,
-                                    .check = stop_after_three,
-                                    .data = &calls,
-                                    .check_ms = 1};
-    CHECK_OK(tddp_meeting_open(&opts, &meeting));
+    tddp_meeting *meeting = open_meeting("checked", 0, TDDP_MEETING_ALL);
+    tddp_meeting_set_check(meeting, stop_after_three, &calls, 1);
     CHECK_OK(tddp_meeting_give(meeting, text_of("here"), &patient));
     CHECK_STATUS(tddp_meeting_await(meeting, &patient), TDDP_PEER_LOST);
     CHECK_TEXT(tddp_error_message(), "rank 1 has ended");
@@ -284,9 +276,7 @@ TEST(another_world_size)
 {
     tddp_meeting *larger;
     set_up();
-    const tddp_meeting_opts opts = {
-        .store = store, .name = "sizes", .rank = 1, .world_size = 4, .giver = TDDP_MEETING_ALL};
-    CHECK_OK(tddp_meeting_open(&opts, &larger));
+    CHECK_OK(tddp_meeting_open(store, "sizes", 1, 4, TDDP_MEETING_ALL, &larger));
     tddp_meeting *meeting = open_meeting("sizes", 0, TDDP_MEETING_ALL);
     CHECK_OK(tddp_meeting_give(larger, text_of("x"), &patient));
     CHECK_STATUS(tddp_meeting_look(meeting, &patient), TDDP_MISMATCH);
@@ -322,12 +312,7 @@ TEST(five_hundred_and_twelve_ranks)
     char text[TDDP_MEETING_TEXT_BYTES];
     set_up();
     for (int rank = 0; rank < MANY; rank++) {
-        const tddp_meeting_opts opts = {.store = store,
-                                        .name = "many",
-                                        .rank = rank,
-                                        .world_size = MANY,
-                                        .giver = TDDP_MEETING_ALL};
-        CHECK_OK(tddp_meeting_open(&opts, &meetings[rank]));
+        CHECK_OK(tddp_meeting_open(store, "many", rank, MANY, TDDP_MEETING_ALL, &meetings[rank]));
         if (rank % 2 == 0) {
             CHECK_OK(tddp_meeting_give(meetings[rank], text_of("even"), &patient));
         }
