@@ -16,6 +16,8 @@
 #include <cstring>
 #include <set>
 
+#include <tddp/meeting.h>
+
 #include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/address.h>
 
@@ -32,25 +34,14 @@ namespace
 using std::chrono::milliseconds;
 
 /* While this rank waits for others' records: between two looks at whether they are there. */
-constexpr milliseconds CHECK_INTERVAL{300};
-/* So many ranks' records are fetched by one request. */
-constexpr int FETCHED_AT_ONCE = 1024;
+constexpr int CHECK_MS = 300;
+/* For the reason that a lost rank gave. */
+constexpr int REASON_MS = 200;
 
 tddp_wait until(Clock::time_point deadline, tddp_cancel *cancel)
 {
     auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now()).count();
     return tddp_wait{left > 0 ? left : 0, cancel};
-}
-
-std::string key_of(int rank)
-{
-    return "gloo/" + std::to_string(rank);
-}
-
-/* Where a rank publishes a failure after its addresses. */
-std::string failure_key_of(int rank)
-{
-    return key_of(rank) + "/failed";
 }
 
 tddp_slice slice(const std::string &text)
@@ -73,33 +64,6 @@ std::string socket_key(const sockaddr_storage &address)
     }
     return text;
 }
-
-/* Values from the store. */
-class Blobs
-{
-  public:
-    explicit Blobs(size_t count) : blobs_(count) {}
-    ~Blobs()
-    {
-        for (tddp_blob &each : blobs_) {
-            tddp_blob_free(&each);
-        }
-    }
-    Blobs(const Blobs &) = delete;
-    Blobs &operator=(const Blobs &) = delete;
-
-    tddp_blob *data()
-    {
-        return blobs_.data();
-    }
-    tddp_slice operator[](size_t which) const
-    {
-        return {blobs_[which].data, blobs_[which].size};
-    }
-
-  private:
-    std::vector<tddp_blob> blobs_;
-};
 
 /* Calls `visit` with each descriptor of this process. */
 template <typename Visit> void each_descriptor(Visit visit)
@@ -129,35 +93,26 @@ void check_descriptor_limit(int size)
     }
 }
 
-/* Waits for other ranks' values. */
-void fetch(const tddp_backend_opts &opts, const std::vector<tddp_slice> &keys,
-           Clock::time_point deadline, tddp_cancel *cancel, tddp_blob *values)
+using Meeting = std::unique_ptr<tddp_meeting, void (*)(tddp_meeting *)>;
+
+Meeting open_meeting(const tddp_backend_opts &opts)
 {
-    const tddp_backend_opts *all = opts.size < sizeof opts ? nullptr : &opts; /* older cores */
-    tddp_status status;
-    do {
-        const auto check_at = Clock::now() + CHECK_INTERVAL;
-        const bool checks = all && all->check && check_at < deadline;
-        const tddp_wait wait = until(checks ? check_at : deadline, cancel);
-        status = tddp_store_multi_get(opts.store, keys.data(), keys.size(), &wait, values);
-        if (status != TDDP_TIMEOUT || !checks) {
-            break;
-        }
-        status = all->check(all->check_data);
-    } while (status == TDDP_OK);
-    Failure::check(status);
+    tddp_meeting *made = nullptr;
+    Failure::check(
+        tddp_meeting_open(opts.store, "gloo", opts.rank, opts.world_size, TDDP_MEETING_ALL, &made));
+    if (opts.size >= sizeof opts) { /* else an older core's */
+        tddp_meeting_set_check(made, opts.check, opts.check_data, CHECK_MS);
+    }
+    return {made, tddp_meeting_close};
 }
 
-/* The reason that a lost rank published; empty if it had no time to. */
-std::string failure_reason_of(tddp_store *store, int peer)
+/* The reason that a lost rank gave; empty if it had no time to. */
+std::string failure_reason_of(tddp_meeting *meeting, int peer)
 {
-    const std::string key = failure_key_of(peer);
-    tddp_wait brief = {200, nullptr};
-    Blobs value(1);
-    if (tddp_store_get(store, slice(key), &brief, value.data()) != TDDP_OK) {
-        return {};
-    }
-    const char *reason = tddp_backend_published_failure(value[0]);
+    const tddp_wait brief = {REASON_MS, nullptr};
+    const char *reason = tddp_meeting_look(meeting, &brief) == TDDP_OK
+                             ? tddp_meeting_failure(meeting, &peer)
+                             : nullptr;
     return reason ? std::string(": ") + reason : std::string();
 }
 
@@ -170,18 +125,18 @@ void Mesh::connect(const tddp_backend_opts &opts, const tddp_wait *wait)
     }
     bool timed = wait && wait->timeout_ms >= 0;
     Clock::time_point deadline = deadline_after(timed ? wait->timeout_ms : opts.timeout_ms);
+    const Meeting meeting = open_meeting(opts);
     try {
-        open(opts, deadline, wait ? wait->cancel : nullptr);
+        open(opts, meeting.get(), deadline, wait ? wait->cancel : nullptr);
     } catch (const std::exception &cause) {
-        /* The others wait for this rank's addresses, or its connection: publish the reason
-         * instead. */
-        std::string key = published_ ? failure_key_of(rank) : key_of(rank);
-        tddp_backend_publish_failure(opts.store, slice(key), strip_location(cause).c_str());
+        /* The others wait for this rank's addresses, or its connection. */
+        tddp_meeting_fail(meeting.get(), strip_location(cause).c_str());
         throw;
     }
 }
 
-void Mesh::open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_cancel *cancel)
+void Mesh::open(const tddp_backend_opts &opts, tddp_meeting *meeting, Clock::time_point deadline,
+                tddp_cancel *cancel)
 {
     const int seconds = peer_timeout();
     check_descriptor_limit(size);
@@ -203,20 +158,17 @@ void Mesh::open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_
         active_++;
     }
     start_watcher();
-    tddp_wait left = until(deadline, cancel);
-    Failure::check(
-        tddp_store_set(opts.store, slice(key_of(rank)), slice(endpoint.serialise()), &left));
-    published_ = true;
-    for (int first = 0; first < size; first += FETCHED_AT_ONCE) {
-        connect_pairs(opts, first, std::min(size, first + FETCHED_AT_ONCE), deadline, cancel);
-    }
+    const std::string record = endpoint.serialise();
+    const tddp_wait left = until(deadline, cancel);
+    Failure::check(tddp_meeting_give(meeting, slice(record), &left));
+    connect_pairs(meeting, deadline, cancel);
     make_links();
     set_up_sockets(seconds);
     {
         std::lock_guard<std::mutex> lock(mutex_);
         links_ready_ = true;
     }
-    exchange_connected(opts.store, deadline, cancel);
+    exchange_connected(meeting, deadline, cancel);
     beacon_.close();
     std::lock_guard<std::mutex> lock(mutex_);
     connecting_ = false;
@@ -241,40 +193,28 @@ bool Mesh::connecting_peer_died()
     return connecting_peer_died_;
 }
 
-/* Connects to the ranks from `first` to before `end`, this one left out. */
-void Mesh::connect_pairs(const tddp_backend_opts &opts, int first, int end,
-                         Clock::time_point deadline, tddp_cancel *cancel)
+void Mesh::connect_pairs(tddp_meeting *meeting, Clock::time_point deadline, tddp_cancel *cancel)
 {
-    std::vector<std::string> keys;
-    std::vector<tddp_slice> slices;
-    for (int peer = first; peer < end; peer++) {
-        keys.push_back(key_of(peer));
+    const tddp_wait left = until(deadline, cancel);
+    const tddp_status status = tddp_meeting_await(meeting, &left);
+    int failed = -1;
+    const char *reason =
+        status == TDDP_PEER_LOST ? tddp_meeting_failure(meeting, &failed) : nullptr;
+    if (reason) {
+        throw Failure(TDDP_PEER_LOST, rank_text(failed) + " could not connect: " + reason);
     }
-    for (const std::string &key : keys) {
-        slices.push_back(slice(key));
-    }
-    Blobs records(slices.size());
-    fetch(opts, slices, deadline, cancel, records.data());
-    /* Before the first connection: closing one that another rank is just making ends that rank's
-     * process, by an exception on Gloo's thread (2022 versions). */
-    for (int peer = first; peer < end; peer++) {
-        if (const char *reason =
-                tddp_backend_published_failure(records[static_cast<size_t>(peer - first)])) {
-            throw Failure(TDDP_PEER_LOST, rank_text(peer) + " could not connect: " + reason);
-        }
-    }
-    for (int peer = first; peer < end; peer++) {
+    Failure::check(status);
+    for (int peer = 0; peer < size; peer++) {
         if (peer != rank) {
-            connect_pair(opts.store, peer, records[static_cast<size_t>(peer - first)], deadline,
-                         cancel);
+            connect_pair(meeting, peer, deadline, cancel);
         }
     }
 }
 
-void Mesh::connect_pair(tddp_store *store, int peer, tddp_slice record, Clock::time_point deadline,
+void Mesh::connect_pair(tddp_meeting *meeting, int peer, Clock::time_point deadline,
                         tddp_cancel *cancel)
 {
-    const Endpoint endpoint = Endpoint::parse(record);
+    const Endpoint endpoint = Endpoint::parse(tddp_meeting_records(meeting)[peer]);
     std::string error;
     set_connecting_to(peer, endpoint.beacon());
     try {
@@ -295,10 +235,10 @@ void Mesh::connect_pair(tddp_store *store, int peer, tddp_slice record, Clock::t
     if (connecting_peer_died()) {
         throw Failure(TDDP_PEER_LOST, "lost " + rank_text(peer) +
                                           ", which ended while connections were made" +
-                                          failure_reason_of(store, peer));
+                                          failure_reason_of(meeting, peer));
     }
     if (!error.empty()) {
-        std::string reason = failure_reason_of(store, peer);
+        std::string reason = failure_reason_of(meeting, peer);
         throw Failure(
             TDDP_PEER_LOST,
             "cannot connect to " + rank_text(peer) + " (" + error + ")" +
@@ -340,7 +280,8 @@ void Mesh::make_links()
 
 /* Waits until every rank is connected to all others. Otherwise a rank that ends at once would
  * look unreachable, and its close notice would arrive before a peer has posted the receive. */
-void Mesh::exchange_connected(tddp_store *store, Clock::time_point deadline, tddp_cancel *cancel)
+void Mesh::exchange_connected(tddp_meeting *meeting, Clock::time_point deadline,
+                              tddp_cancel *cancel)
 {
     char word[2] = {};
     std::unique_ptr<Buffer> ours = buffer(&word[0], 1);
@@ -374,7 +315,7 @@ void Mesh::exchange_connected(tddp_store *store, Clock::time_point deadline, tdd
             }
         } else {
             for (int peer : missing) {
-                text += is_inactive(peer) ? failure_reason_of(store, peer) : "";
+                text += is_inactive(peer) ? failure_reason_of(meeting, peer) : "";
             }
         }
         send_close_notice(status, text);

@@ -25,6 +25,7 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <tddp/backend.h>
+#include <tddp/meeting.h>
 
 #include "eager_buffers.h"
 #include "failure.h"
@@ -230,16 +231,16 @@ class Mesh
     enum class Outcome { DONE, WOKEN, FAILED };
 
     /* connect.cc */
-    void open(const tddp_backend_opts &opts, Clock::time_point deadline, tddp_cancel *cancel);
+    void open(const tddp_backend_opts &opts, tddp_meeting *meeting, Clock::time_point deadline,
+              tddp_cancel *cancel);
     void set_connecting_to(int peer, const sockaddr_storage &beacon);
     bool connecting_peer_died();
-    void connect_pairs(const tddp_backend_opts &opts, int first, int end,
-                       Clock::time_point deadline, tddp_cancel *cancel);
-    void connect_pair(tddp_store *store, int peer, tddp_slice record, Clock::time_point deadline,
+    void connect_pairs(tddp_meeting *meeting, Clock::time_point deadline, tddp_cancel *cancel);
+    void connect_pair(tddp_meeting *meeting, int peer, Clock::time_point deadline,
                       tddp_cancel *cancel);
     void make_links();
     void set_up_sockets(int seconds);
-    void exchange_connected(tddp_store *store, Clock::time_point deadline, tddp_cancel *cancel);
+    void exchange_connected(tddp_meeting *meeting, Clock::time_point deadline, tddp_cancel *cancel);
 
     /* mesh.cc */
     int wait(const Task &task, Buffer &buffer, int peer, bool receives);
@@ -286,7 +287,6 @@ class Mesh
     CloseNotice close_notice_data_ = {};
     std::vector<int> sockets_; /* of the pairs; owned by Gloo */
     std::unique_ptr<Buffer> close_notice_;
-    bool published_ = false; /* other ranks have this rank's endpoint */
     Beacon beacon_;
 
     std::thread watcher_thread_;

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <tddp/meeting.h>
+
 #include "backend/hosts/hosts.h"
 
 enum {
@@ -83,23 +85,17 @@ static tddp_status check_ranks(void *context)
 static tddp_status await_all(tddp_hosts *self, tddp_store *store, int64_t deadline,
                              tddp_cancel *cancel)
 {
-    static const tddp_slice count = {"global/come", sizeof "global/come" - 1};
-    static const tddp_slice all = {"global/all", sizeof "global/all" - 1};
     const tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
-    int64_t come;
-    tddp_status status = tddp_store_add(store, count, 1, &left, &come);
-    if (status == TDDP_OK && come == self->world_size) {
-        status = tddp_store_set(store, all, (tddp_slice){"", 0}, &left);
+    tddp_meeting *meeting;
+    tddp_status status = tddp_meeting_open(store, "global", self->rank, self->world_size,
+                                           TDDP_MEETING_ALL, &meeting);
+    if (status) {
+        return status;
     }
-    while (status == TDDP_OK) {
-        const int64_t left_ms = tddp_deadline_poll_ms(deadline);
-        const tddp_wait brief = {left_ms < CHECK_MS ? left_ms : CHECK_MS, cancel};
-        status = tddp_store_wait(store, &all, 1, &brief);
-        if (status != TDDP_TIMEOUT || left_ms == 0) {
-            break;
-        }
-        status = check_ranks(self);
-    }
+    tddp_meeting_set_check(meeting, check_ranks, self, CHECK_MS);
+    status = tddp_meeting_give(meeting, (tddp_slice){"", 0}, &left);
+    status = status ? status : tddp_meeting_await(meeting, &left);
+    tddp_meeting_close(meeting);
     return status;
 }
 

@@ -8,9 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <tddp/meeting.h>
+
 #include "backend/mpi/mpi.h"
 
-enum { KEY_BYTES = 32, PLACE_BYTES = 32, SMALL_BYTES = 64 * 1024 };
+enum { CHECK_MS = 1000, PLACE_BYTES = 32, SMALL_BYTES = 64 * 1024 };
 
 /* Groups that have not been destroyed: as long as there are some, MPI does not end. */
 static _Atomic int alive;
@@ -22,50 +24,52 @@ int tddp_mpi_groups(void)
 
 /* --- the members ----------------------------------------------------------------------------- */
 
-static tddp_status publish_place(const tddp_backend_opts *opts, const tddp_wait *wait)
+/* What each rank says of itself: its number among MPI's processes, and how many there are. */
+static tddp_status read_places(const tddp_backend_opts *opts, const tddp_slice *records,
+                               int expected, int *places)
 {
-    char key[KEY_BYTES];
-    char value[PLACE_BYTES];
-    int place = 0;
-    int size = 0;
-    if (MPI_Comm_rank(MPI_COMM_WORLD, &place) || MPI_Comm_size(MPI_COMM_WORLD, &size)) {
-        return tddp_fail(TDDP_NETWORK, "MPI does not say which process this is");
-    }
-    int key_length = snprintf(key, sizeof key, "mpi/%d", opts->rank);
-    int length = snprintf(value, sizeof value, "%d %d", place, size);
-    return tddp_store_set(opts->store, (tddp_slice){key, (size_t)key_length},
-                          (tddp_slice){value, (size_t)length}, wait);
-}
-
-static tddp_status read_places(const tddp_backend_opts *opts, const tddp_wait *wait, int *places)
-{
-    int expected = 0;
-    (void)MPI_Comm_size(MPI_COMM_WORLD, &expected);
-    tddp_status status = TDDP_OK;
-    for (int rank = 0; rank < opts->world_size && status == TDDP_OK; rank++) {
-        char key[KEY_BYTES];
-        int length = snprintf(key, sizeof key, "mpi/%d", rank);
-        tddp_blob blob = {0};
+    for (int rank = 0; rank < opts->world_size; rank++) {
         int size = 0;
-        status = tddp_store_get(opts->store, (tddp_slice){key, (size_t)length}, wait, &blob);
-        if (status == TDDP_OK &&
-            (sscanf(blob.data, "%d %d", &places[rank], &size) != 2 || size != expected)) {
-            status = tddp_fail(
+        if (sscanf(records[rank].data, "%d %d", &places[rank], &size) != 2 || size != expected) {
+            return tddp_fail(
                 TDDP_MISMATCH,
                 "rank %d is in a world of %d MPI processes, rank %d in one of %d: start all by one "
                 "mpirun, mpiexec or srun --mpi of %s",
                 rank, size, opts->rank, expected, tddp_mpi_library().text);
         }
-        for (int other = 0; other < rank && status == TDDP_OK; other++) {
+        for (int other = 0; other < rank; other++) {
             if (places[other] == places[rank]) {
-                status = tddp_fail(TDDP_MISMATCH,
-                                   "ranks %d and %d are both number %d of MPI's processes: start "
-                                   "all by one mpirun, mpiexec or srun --mpi of %s",
-                                   other, rank, places[rank], tddp_mpi_library().text);
+                return tddp_fail(TDDP_MISMATCH,
+                                 "ranks %d and %d are both number %d of MPI's processes: start "
+                                 "all by one mpirun, mpiexec or srun --mpi of %s",
+                                 other, rank, places[rank], tddp_mpi_library().text);
             }
         }
-        tddp_blob_free(&blob);
     }
+    return TDDP_OK;
+}
+
+static tddp_status exchange_places(const tddp_backend_opts *opts, const tddp_wait *wait,
+                                   int *places)
+{
+    char record[PLACE_BYTES];
+    int place = 0;
+    int size = 0;
+    tddp_meeting *meeting;
+    if (MPI_Comm_rank(MPI_COMM_WORLD, &place) || MPI_Comm_size(MPI_COMM_WORLD, &size)) {
+        return tddp_fail(TDDP_NETWORK, "MPI does not say which process this is");
+    }
+    int length = snprintf(record, sizeof record, "%d %d", place, size);
+    tddp_status status = tddp_meeting_open(opts->store, "mpi", opts->rank, opts->world_size,
+                                           TDDP_MEETING_ALL, &meeting);
+    if (status) {
+        return status;
+    }
+    tddp_meeting_set_check(meeting, opts->check, opts->check_data, CHECK_MS);
+    status = tddp_meeting_give(meeting, (tddp_slice){record, (size_t)length}, wait);
+    status = status ? status : tddp_meeting_await(meeting, wait);
+    status = status ? status : read_places(opts, tddp_meeting_records(meeting), size, places);
+    tddp_meeting_close(meeting);
     return status;
 }
 
@@ -137,10 +141,7 @@ static tddp_status connect(tddp_mpi *self, const tddp_backend_opts *opts, const 
     if (!places) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
     }
-    tddp_status status = publish_place(opts, wait);
-    if (status == TDDP_OK) {
-        status = read_places(opts, wait, places);
-    }
+    tddp_status status = exchange_places(opts, wait, places);
     if (status == TDDP_OK) {
         status = make_communicators(self, opts->group, places);
     }

@@ -115,7 +115,7 @@ TDDP_NODISCARD tddp_status tddp_nccl_wait_event(tddp_nccl_communicator *communic
  * it. Errors: those of the store, TDDP_PEER_LOST. */
 TDDP_NODISCARD tddp_status tddp_nccl_share_id(const tddp_nccl_libraries *libraries,
                                               tddp_store *store, const char *key, int rank,
-                                              tddp_nccl_limits limits, tddp_nccl_id *id);
+                                              int size, tddp_nccl_limits limits, tddp_nccl_id *id);
 
 /* Its own thread's body: connects, and sets the state. */
 void tddp_nccl_connecting(tddp_nccl_communicator *communicator);

@@ -7,53 +7,61 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <tddp/meeting.h>
+
+#include "backend/nccl/communicator.h"
 #include "backend/nccl/failures.h"
-#include "backend/nccl/store_key.h"
 
 enum { SCRATCH_BYTES = 64 };
 
 /* --- the unique id --------------------------------------------------------------------------- */
 
-/* Of rank 0: publishes the id, or why there is none. */
-static tddp_status publish_id(const tddp_nccl_libraries *libraries, tddp_store *store,
-                              tddp_slice key, tddp_nccl_limits limits, tddp_nccl_id *id)
+/* Of rank 0: gives the id, or says why there is none. */
+static tddp_status give_id(const tddp_nccl_libraries *libraries, tddp_meeting *meeting,
+                           const tddp_wait *wait, tddp_nccl_id *id)
 {
     tddp_nccl_result result = libraries->nccl.ncclGetUniqueId(id);
     if (result) {
         char text[1024];
         tddp_status status = tddp_nccl_fail(libraries, NULL, result, "ncclGetUniqueId");
         (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-        tddp_backend_publish_failure(store, key, text);
+        tddp_meeting_fail(meeting, text);
         return tddp_fail(status, "%s", text);
     }
-    const tddp_wait left = tddp_nccl_time_left(limits);
-    return tddp_store_set(store, key, (tddp_slice){id->internal, sizeof id->internal}, &left);
+    return tddp_meeting_give(meeting, (tddp_slice){id->internal, sizeof id->internal}, wait);
+}
+
+static tddp_status take_id(tddp_meeting *meeting, const tddp_wait *wait, tddp_nccl_id *id)
+{
+    tddp_status status = tddp_meeting_await(meeting, wait);
+    const tddp_slice record = tddp_meeting_records(meeting)[0];
+    if (status == TDDP_OK && record.size != sizeof id->internal) {
+        status = tddp_fail(TDDP_PROTOCOL,
+                           "the id of a communicator in the store has %zu bytes: expected %zu",
+                           record.size, sizeof id->internal);
+    }
+    if (status == TDDP_OK) {
+        memcpy(id->internal, record.data, sizeof id->internal);
+    }
+    return status;
 }
 
 tddp_status tddp_nccl_share_id(const tddp_nccl_libraries *libraries, tddp_store *store,
-                               const char *key, int rank, tddp_nccl_limits limits, tddp_nccl_id *id)
+                               const char *key, int rank, int size, tddp_nccl_limits limits,
+                               tddp_nccl_id *id)
 {
-    const tddp_slice name = {key, strlen(key)};
-    if (rank == 0) {
-        return publish_id(libraries, store, name, limits, id);
-    }
-    tddp_blob blob = {0};
+    tddp_wait left = tddp_nccl_time_left(limits);
+    tddp_meeting *meeting = NULL;
     tddp_store *own = NULL;
-    tddp_status status =
-        tddp_nccl_await_key(store, &own, name, limits, "a rank has not begun to connect", &blob);
-    const char *reason =
-        status ? NULL : tddp_backend_published_failure((tddp_slice){blob.data, blob.size});
-    if (reason) {
-        status = tddp_fail(TDDP_PEER_LOST, "rank 0 could not begin: %s", reason);
-    } else if (status == TDDP_OK && blob.size == sizeof id->internal) {
-        memcpy(id->internal, blob.data, sizeof id->internal);
-    } else if (status == TDDP_OK) {
-        status = tddp_fail(TDDP_PROTOCOL,
-                           "the id of a communicator in the store has %zu bytes: "
-                           "expected %zu",
-                           blob.size, sizeof id->internal);
+    /* A store of several threads has one connection, which a wait keeps from the others; one of
+     * them may have to give what the other ranks wait for. */
+    tddp_status status = rank == 0 ? TDDP_OK : tddp_store_clone(store, &left, &own);
+    status = status ? status : tddp_meeting_open(own ? own : store, key, rank, size, 0, &meeting);
+    if (status == TDDP_OK) {
+        left = tddp_nccl_time_left(limits);
+        status = rank == 0 ? give_id(libraries, meeting, &left, id) : take_id(meeting, &left, id);
     }
-    tddp_blob_free(&blob);
+    tddp_meeting_close(meeting);
     tddp_store_release(own);
     return status;
 }
@@ -153,7 +161,7 @@ static tddp_status init_comm(tddp_nccl_communicator *communicator, tddp_nccl_com
         status = split_comm(communicator, created);
     } else if (!opts->has_id) {
         status = tddp_nccl_share_id(communicator->libraries, opts->store, opts->key, opts->rank,
-                                    limits, &id);
+                                    opts->size, limits, &id);
     }
     if (status || opts->declines) {
         return status;

@@ -306,8 +306,8 @@ static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, 
     }
     const tddp_nccl_limits limits = limits_of(wait, opts->timeout_ms);
     status = self->bound ? create_bound(self, parent, limits)
-                         : tddp_nccl_share_id(libraries, self->store, "nccl/id", self->rank, limits,
-                                              &self->first_id);
+                         : tddp_nccl_share_id(libraries, self->store, "nccl/id", self->rank,
+                                              self->size, limits, &self->first_id);
     if (status) {
         char text[TDDP_NCCL_TEXT_BYTES];
         (void)snprintf(text, sizeof text, "%s", tddp_error_message());
