@@ -1,9 +1,6 @@
 /*
- * Each rank publishes its calls to all other ranks under one key in the store, and reads theirs.
- * Runs on the progress thread, one operation at a time.
- *
- * Invariant: a rank that has read all calls of an operation knows that all ranks have read its
- * calls of the one before, and deletes that key.
+ * Before an operation the ranks meet in the store with their calls, and each compares its own with
+ * all others'. Runs on the progress thread, one operation at a time.
  */
 #include "backend/nccl/call_check.h"
 
@@ -13,10 +10,9 @@
 #include <string.h>
 
 #include <tddp/log.h>
+#include <tddp/meeting.h>
 
-#include "backend/nccl/store_key.h"
-
-enum { KEY_BYTES = 64, PROBE_MS = 300 };
+enum { NAME_BYTES = 32, PROBE_MS = 300 };
 
 static bool is_debug_detail(void)
 {
@@ -30,49 +26,26 @@ bool tddp_nccl_checks_calls(const tddp_op *op)
     return op->fingerprint != 0 && (op->bundled == 0 || is_debug_detail());
 }
 
-static tddp_slice key_of(char text[KEY_BYTES], uint64_t sequence, int rank)
-{
-    int length = snprintf(text, KEY_BYTES, "calls/%" PRIu64 "/%d", sequence, rank);
-    return (tddp_slice){text, (size_t)length};
-}
-
+/* Compares this rank's call with what another one has given: its calls as all ranks see them. */
 static tddp_status check_peer(tddp_nccl_call_checker *self, const tddp_op *op, int peer,
-                              tddp_nccl_limits limits)
+                              tddp_slice record)
 {
-    char text[KEY_BYTES];
-    const tddp_slice key = key_of(text, op->sequence, peer);
-    tddp_blob blob = {0};
-    char timeout_text[128];
-    (void)snprintf(timeout_text, sizeof timeout_text,
-                   "rank %d has not published its call: is it alive, and is "
-                   "TORCH_DISTRIBUTED_DEBUG the same on all ranks?",
-                   peer);
-    tddp_status status =
-        tddp_nccl_await_key(self->store, &self->own, key, limits, timeout_text, &blob);
-    if (status) {
-        return status;
-    }
     const tddp_calls before = self->calls[peer];
     tddp_calls *now = &self->calls[peer];
-    if (blob.size != (size_t)self->size * sizeof(tddp_call)) {
-        status = tddp_fail(TDDP_PROTOCOL, "rank %d published a call of %zu bytes: expected %zu",
-                           peer, blob.size, (size_t)self->size * sizeof(tddp_call));
-    } else {
-        now->mine = tddp_call_of(op, self->rank, peer);
-        memcpy(&now->theirs, (const char *)blob.data + (size_t)self->rank * sizeof(tddp_call),
-               sizeof now->theirs);
-        if (!tddp_calls_agree(&now->mine, &now->theirs)) {
-            status = tddp_calls_mismatch(self->rank, peer, now, &before);
-        }
+    if (record.size != (size_t)self->size * sizeof(tddp_call)) {
+        return tddp_fail(TDDP_PROTOCOL, "rank %d published a call of %zu bytes: expected %zu", peer,
+                         record.size, (size_t)self->size * sizeof(tddp_call));
     }
-    tddp_blob_free(&blob);
-    return status;
+    now->mine = tddp_call_of(op, self->rank, peer);
+    memcpy(&now->theirs, record.data + (size_t)self->rank * sizeof(tddp_call), sizeof now->theirs);
+    return tddp_calls_agree(&now->mine, &now->theirs)
+               ? TDDP_OK
+               : tddp_calls_mismatch(self->rank, peer, now, &before);
 }
 
-static tddp_status publish_calls(const tddp_nccl_call_checker *self, const tddp_op *op,
-                                 tddp_nccl_limits limits)
+static tddp_status give_calls(const tddp_nccl_call_checker *self, const tddp_op *op,
+                              tddp_meeting *meeting, tddp_nccl_limits limits)
 {
-    char text[KEY_BYTES];
     const tddp_wait left = tddp_nccl_time_left(limits);
     tddp_call *mine = calloc((size_t)self->size, sizeof *mine);
     if (!mine) {
@@ -81,44 +54,60 @@ static tddp_status publish_calls(const tddp_nccl_call_checker *self, const tddp_
     for (int peer = 0; peer < self->size; peer++) {
         mine[peer] = tddp_call_of(op, self->rank, peer);
     }
-    const tddp_slice value = {(const char *)mine, (size_t)self->size * sizeof *mine};
-    tddp_status status =
-        tddp_store_set(self->store, key_of(text, op->sequence, self->rank), value, &left);
+    const tddp_slice record = {(const char *)mine, (size_t)self->size * sizeof *mine};
+    tddp_status status = tddp_meeting_give(meeting, record, &left);
     free(mine);
     return status;
 }
 
-/* Deletes calls that all ranks have read. If that fails, the key may stay. */
-static void delete_previous(tddp_nccl_call_checker *self, const tddp_op *op,
-                            tddp_nccl_limits limits)
+static tddp_status await_calls(tddp_meeting *meeting, tddp_nccl_limits limits)
 {
-    char text[KEY_BYTES];
+    const int64_t start = tddp_now_ns();
     const tddp_wait left = tddp_nccl_time_left(limits);
-    int deleted = 0;
-    if (self->last_published != 0) {
-        (void)!tddp_store_delete_key(self->store, key_of(text, self->last_published, self->rank),
-                                     &left, &deleted);
+    char missing[TDDP_MEETING_TEXT_BYTES];
+    tddp_status status = tddp_meeting_await(meeting, &left);
+    if (status == TDDP_TIMEOUT && tddp_meeting_missing(meeting, missing) > 0) {
+        return tddp_fail(status,
+                         "timed out after %" PRId64 " ms: rank(s) %s did not publish their calls: "
+                         "are they alive, and is TORCH_DISTRIBUTED_DEBUG the same on all ranks?",
+                         (tddp_now_ns() - start) / TDDP_NS_PER_MS, missing);
     }
-    self->last_published = op->sequence;
+    return status;
 }
 
 static tddp_status check(tddp_nccl_call_checker *self, const tddp_op *op, tddp_nccl_limits limits)
 {
+    char name[NAME_BYTES];
+    tddp_meeting *meeting;
+    tddp_wait left = tddp_nccl_time_left(limits);
     if (!self->calls) {
         self->calls = calloc((size_t)self->size, sizeof *self->calls);
         if (!self->calls) {
             return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
         }
     }
-    tddp_status status = publish_calls(self, op, limits);
+    /* A connection of its own: a wait would keep that of the group from other threads. */
+    tddp_status status = self->own ? TDDP_OK : tddp_store_clone(self->store, &left, &self->own);
+    (void)snprintf(name, sizeof name, "calls/%" PRIu64, op->sequence);
+    if (status == TDDP_OK) {
+        status =
+            tddp_meeting_open(self->own, name, self->rank, self->size, TDDP_MEETING_ALL, &meeting);
+    }
+    if (status) {
+        return status;
+    }
+    status = give_calls(self, op, meeting, limits);
+    status = status ? status : await_calls(meeting, limits);
     for (int peer = 0; peer < self->size && status == TDDP_OK; peer++) {
         if (peer != self->rank) {
-            status = check_peer(self, op, peer, limits);
+            status = check_peer(self, op, peer, tddp_meeting_records(meeting)[peer]);
         }
     }
     if (status == TDDP_OK) {
-        delete_previous(self, op, limits);
+        left = tddp_nccl_time_left(limits);
+        status = tddp_meeting_leave(meeting, &left);
     }
+    tddp_meeting_close(meeting);
     return status;
 }
 

@@ -16,11 +16,10 @@
 typedef struct tddp_nccl_call_checker {
     int rank;
     int size;
-    tddp_store *store;       /* owned by the context */
-    tddp_store *own;         /* a connection to wait on; NULL: not needed so far */
-    tddp_calls *calls;       /* with each rank, of the last operation compared */
-    uint64_t last_published; /* the operation whose calls are still in the store; 0: none */
-    bool store_ended;        /* nothing is compared any more */
+    tddp_store *store; /* owned by the context */
+    tddp_store *own;   /* a connection to wait on; NULL: not needed so far */
+    tddp_calls *calls; /* with each rank, of the last operation compared */
+    bool store_ended;  /* nothing is compared any more */
 } tddp_nccl_call_checker;
 
 /* Whether this operation is compared: equal on all ranks. */
