@@ -72,10 +72,11 @@ TDDP_API int tddp_meeting_missing(const tddp_meeting *meeting, char text[TDDP_ME
  * which is set. */
 TDDP_API const char *tddp_meeting_failure(const tddp_meeting *meeting, int *rank);
 
-/** This rank has failed, before or after it gave its record: all that wait or look learn why. Takes
- * two seconds at most; if it can't be told, that is only logged. Changes the thread's error text.
- */
-TDDP_API void tddp_meeting_fail(tddp_meeting *meeting, const char *reason);
+/** A rank has failed, before or after it gave its record: all that wait in this meeting, or look,
+ * learn why, up to 1,023 bytes of it. Needs no memory, takes two seconds at most; if it can't be
+ * told, that is only logged. Changes the thread's error text. */
+TDDP_API void tddp_meeting_fail(tddp_store *store, const char *name, int rank, int world_size,
+                                const char *reason);
 
 /** This rank waits no longer, and its record, if it gave one, does not count: another process may
  * come with its rank. Also with a meeting opened again. */

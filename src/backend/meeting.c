@@ -26,6 +26,7 @@ enum {
     FAIL_MS = 1000,
     PAUSE_MS = 50, /* before the list is read again: a rank has given up that had come */
     NAMES_SHOWN = 8,
+    REASON_BYTES = 1024,
 };
 
 struct tddp_meeting {
@@ -43,9 +44,9 @@ struct tddp_meeting {
     int missing;
 };
 
-static tddp_slice key_of(const tddp_meeting *meeting, const char *what, char text[KEY_BYTES])
+static tddp_slice key_of(const char *name, const char *what, char text[KEY_BYTES])
 {
-    int length = snprintf(text, KEY_BYTES, "%s/%s", meeting->name, what);
+    int length = snprintf(text, KEY_BYTES, "%s/%s", name, what);
     return (tddp_slice){text, (size_t)length};
 }
 
@@ -107,7 +108,7 @@ static tddp_status add_entry(tddp_meeting *meeting, char kind, tddp_slice text,
     status = status ? status : tddp_bytes_append(&entry, text.data, text.size);
     status = status ? status : tddp_bytes_append(&entry, "", 1); /* the record's NUL */
     status = status ? status
-                    : tddp_store_append(meeting->store, key_of(meeting, "list", key),
+                    : tddp_store_append(meeting->store, key_of(meeting->name, "list", key),
                                         (tddp_slice){entry.data, entry.size}, wait);
     tddp_bytes_free(&entry);
     return status;
@@ -174,7 +175,7 @@ static tddp_status take_list(tddp_meeting *meeting)
 tddp_status tddp_meeting_look(tddp_meeting *meeting, const tddp_wait *wait)
 {
     char text[KEY_BYTES];
-    const tddp_slice key = key_of(meeting, "list", text);
+    const tddp_slice key = key_of(meeting->name, "list", text);
     int there = 0;
     tddp_status status = tddp_store_check(meeting->store, &key, 1, wait, &there);
     if (status || !there) {
@@ -223,10 +224,10 @@ const char *tddp_meeting_failure(const tddp_meeting *meeting, int *rank)
 
 /* --- coming ---------------------------------------------------------------------------------- */
 
-static tddp_status wake(const tddp_meeting *meeting, const tddp_wait *wait)
+static tddp_status wake(tddp_store *store, const char *name, const tddp_wait *wait)
 {
     char key[KEY_BYTES];
-    return tddp_store_set(meeting->store, key_of(meeting, "wake", key), (tddp_slice){"", 0}, wait);
+    return tddp_store_set(store, key_of(name, "wake", key), (tddp_slice){"", 0}, wait);
 }
 
 tddp_status tddp_meeting_give(tddp_meeting *meeting, tddp_slice record, const tddp_wait *wait)
@@ -235,9 +236,11 @@ tddp_status tddp_meeting_give(tddp_meeting *meeting, tddp_slice record, const td
     int64_t come = meeting->world_size;
     tddp_status status = add_entry(meeting, '+', record, wait);
     if (status == TDDP_OK && meeting->giver == TDDP_MEETING_ALL) {
-        status = tddp_store_add(meeting->store, key_of(meeting, "come", key), 1, wait, &come);
+        status = tddp_store_add(meeting->store, key_of(meeting->name, "come", key), 1, wait, &come);
     }
-    return status == TDDP_OK && come == meeting->world_size ? wake(meeting, wait) : status;
+    return status == TDDP_OK && come == meeting->world_size
+               ? wake(meeting->store, meeting->name, wait)
+               : status;
 }
 
 tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, int gave, const tddp_wait *wait)
@@ -247,18 +250,26 @@ tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, int gave, const tddp_wa
     int deleted;
     tddp_status status = add_entry(meeting, '-', (tddp_slice){"", 0}, wait);
     if (status == TDDP_OK && gave && meeting->giver == TDDP_MEETING_ALL) {
-        status = tddp_store_add(meeting->store, key_of(meeting, "come", key), -1, wait, &come);
+        status =
+            tddp_store_add(meeting->store, key_of(meeting->name, "come", key), -1, wait, &come);
     }
     return status ? status
-                  : tddp_store_delete_key(meeting->store, key_of(meeting, "wake", key), wait,
+                  : tddp_store_delete_key(meeting->store, key_of(meeting->name, "wake", key), wait,
                                           &deleted);
 }
 
-void tddp_meeting_fail(tddp_meeting *meeting, const char *reason)
+void tddp_meeting_fail(tddp_store *store, const char *name, int rank, int world_size,
+                       const char *reason)
 {
     const tddp_wait wait = {FAIL_MS, NULL};
-    tddp_status status = add_entry(meeting, '!', (tddp_slice){reason, strlen(reason)}, &wait);
-    if (status || wake(meeting, &wait)) {
+    char key[KEY_BYTES];
+    char entry[HEAD_BYTES + REASON_BYTES]; /* not allocated: it may be a lack of memory */
+    const size_t size = strnlen(reason, REASON_BYTES - 1);
+    const int length = snprintf(entry, sizeof entry, "!%d %d %zu\n%.*s", rank, world_size, size,
+                                (int)size, reason);
+    tddp_status status = tddp_store_append(store, key_of(name, "list", key),
+                                           (tddp_slice){entry, (size_t)length + 1}, &wait);
+    if (status || wake(store, name, &wait)) {
         tddp_log(TDDP_LOG_DEBUG, "backend", "the other ranks are not told of a failure: %s",
                  tddp_error_message());
     }
@@ -271,10 +282,10 @@ tddp_status tddp_meeting_leave(tddp_meeting *meeting, const tddp_wait *wait)
     int64_t left;
     int deleted;
     tddp_store *store = meeting->store;
-    tddp_status status = tddp_store_add(store, key_of(meeting, "left", key), 1, wait, &left);
+    tddp_status status = tddp_store_add(store, key_of(meeting->name, "left", key), 1, wait, &left);
     for (size_t i = 0;
          status == TDDP_OK && left == meeting->world_size && i < sizeof keys / sizeof *keys; i++) {
-        status = tddp_store_delete_key(store, key_of(meeting, keys[i], key), wait, &deleted);
+        status = tddp_store_delete_key(store, key_of(meeting->name, keys[i], key), wait, &deleted);
     }
     return status;
 }
@@ -308,7 +319,7 @@ static tddp_status await_wake(tddp_meeting *meeting, int64_t deadline, tddp_canc
     const int64_t slice = tddp_deadline_after_ms(meeting->check_ms);
     const tddp_wait part = {tddp_deadline_poll_ms(slice < deadline ? slice : deadline), cancel};
     const tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
-    const tddp_slice key = key_of(meeting, "wake", text);
+    const tddp_slice key = key_of(meeting->name, "wake", text);
     int64_t come = 0;
     tddp_status status = tddp_store_wait(meeting->store, &key, 1, &part);
     if (status != TDDP_TIMEOUT || tddp_now_ns() >= deadline) {
@@ -316,7 +327,8 @@ static tddp_status await_wake(tddp_meeting *meeting, int64_t deadline, tddp_canc
     }
     /* The last one may have ended before it could set the key. */
     if (meeting->giver == TDDP_MEETING_ALL) {
-        status = tddp_store_add(meeting->store, key_of(meeting, "come", text), 0, &left, &come);
+        status =
+            tddp_store_add(meeting->store, key_of(meeting->name, "come", text), 0, &left, &come);
     } else {
         status = TDDP_OK;
     }

@@ -37,6 +37,7 @@ using std::chrono::milliseconds;
 constexpr int CHECK_MS = 300;
 /* For the reason that a lost rank gave. */
 constexpr int REASON_MS = 200;
+constexpr const char *MEETING = "gloo";
 
 tddp_wait until(Clock::time_point deadline, tddp_cancel *cancel)
 {
@@ -98,8 +99,8 @@ using Meeting = std::unique_ptr<tddp_meeting, void (*)(tddp_meeting *)>;
 Meeting open_meeting(const tddp_backend_opts &opts)
 {
     tddp_meeting *made = nullptr;
-    Failure::check(
-        tddp_meeting_open(opts.store, "gloo", opts.rank, opts.world_size, TDDP_MEETING_ALL, &made));
+    Failure::check(tddp_meeting_open(opts.store, MEETING, opts.rank, opts.world_size,
+                                     TDDP_MEETING_ALL, &made));
     if (opts.size >= sizeof opts) { /* else an older core's */
         tddp_meeting_set_check(made, opts.check, opts.check_data, CHECK_MS);
     }
@@ -125,12 +126,13 @@ void Mesh::connect(const tddp_backend_opts &opts, const tddp_wait *wait)
     }
     bool timed = wait && wait->timeout_ms >= 0;
     Clock::time_point deadline = deadline_after(timed ? wait->timeout_ms : opts.timeout_ms);
-    const Meeting meeting = open_meeting(opts);
+    Meeting meeting{nullptr, tddp_meeting_close};
     try {
+        meeting = open_meeting(opts);
         open(opts, meeting.get(), deadline, wait ? wait->cancel : nullptr);
     } catch (const std::exception &cause) {
         /* The others wait for this rank's addresses, or its connection. */
-        tddp_meeting_fail(meeting.get(), strip_location(cause).c_str());
+        tddp_meeting_fail(opts.store, MEETING, rank, size, strip_location(cause).c_str());
         throw;
     }
 }

@@ -117,7 +117,7 @@ static void step(course *self, int rank, char what)
         self->given[rank] = NULL;
         break;
     case '!':
-        tddp_meeting_fail(meeting, "it broke");
+        tddp_meeting_fail(store, "course", rank, WORLD, "it broke");
         self->failed[rank] = true;
         break;
     }

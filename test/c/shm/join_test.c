@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <sys/syscall.h>
 
+#include <tddp/meeting.h>
+
 #include "backend/shm/control.h"
 #include "ranks.h"
 
@@ -298,13 +300,19 @@ TEST(other_users_are_refused)
     }
 }
 
+static tddp_meeting *first_meeting(const shm_rank *it)
+{
+    tddp_meeting *made;
+    CHECK_OK(tddp_meeting_open(it->store, "shm/0/0", it->rank, it->size, TDDP_MEETING_ALL, &made));
+    return made;
+}
+
 static void publishes_and_dies(shm_rank *it)
 {
     tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
     if (it->rank == 1) {
         static const char word[] = "yes tddp-shm-nobody-listens-here 0 - - 0 0";
-        CHECK_OK(tddp_store_set(it->store, (tddp_slice){"shm/1", 5},
-                                (tddp_slice){word, sizeof word - 1}, NULL));
+        CHECK_OK(tddp_meeting_give(first_meeting(it), (tddp_slice){word, sizeof word - 1}, NULL));
         die();
     }
     join_with(it, &opts, NULL, NULL);
@@ -325,8 +333,6 @@ static void exchanges_and_dies(shm_rank *it)
 {
     tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
     if (it->rank == 1) {
-        tddp_store *silent;
-        CHECK_OK(tddp_prefix_store_create("elsewhere", it->store, &silent));
         tddp_shm_peer peers[3] = {{0}};
         tddp_shm shm = {.rank = 1, .size = 3, .pid = getpid(), .peers = peers};
         char addresses[3][TDDP_SHM_ADDRESS_BYTES];
@@ -338,16 +344,14 @@ static void exchanges_and_dies(shm_rank *it)
         shm.layout = tddp_shm_layout_of(3);
         CHECK_OK(tddp_shm_listen(3, &fd, local));
         snprintf(word, sizeof word, "yes %s 0 - - 0 0", local);
-        CHECK_OK(tddp_store_set(it->store, (tddp_slice){"shm/1", 5},
-                                (tddp_slice){word, strlen(word)}, NULL));
+        tddp_meeting *meeting = first_meeting(it);
+        const tddp_wait wait = {20000, NULL};
+        CHECK_OK(tddp_meeting_give(meeting, (tddp_slice){word, strlen(word)}, NULL));
+        CHECK_OK(tddp_meeting_await(meeting, &wait));
         for (int rank = 0; rank < 3; rank++) {
-            char key[16];
-            tddp_blob blob;
             peers[rank].group_rank = rank;
-            snprintf(key, sizeof key, "shm/%d", rank);
-            CHECK_OK(tddp_store_get(it->store, (tddp_slice){key, strlen(key)}, NULL, &blob));
-            CHECK_INT(sscanf(blob.data, "yes %63s", addresses[rank]), 1);
-            tddp_blob_free(&blob);
+            CHECK_INT(sscanf(tddp_meeting_records(meeting)[rank].data, "yes %63s", addresses[rank]),
+                      1);
         }
         CHECK_OK(tddp_shm_segment_create(&shm.layout, 0, &segment));
         tddp_shm_attach(&shm, 1, segment, 0);
