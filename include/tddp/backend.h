@@ -292,16 +292,6 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_backend_register(const tddp_backend_v1 
 TDDP_API TDDP_NODISCARD tddp_status tddp_backend_find(const char *name,
                                                       const tddp_backend_v1 **out);
 
-/* --- failures, for backends that exchange values in the store -------------------------------- */
-
-/** Publishes why this rank fails, in place of the value that other ranks wait for under `key`.
- * Takes a second at most; if it can't, that is only logged. Changes the thread's error text. */
-TDDP_API void tddp_backend_publish_failure(tddp_store *store, tddp_slice key, const char *reason);
-
-/** The reason in a value that tddp_backend_publish_failure() has set; NULL: it is another value.
- * Points into the value, which must be followed by a NUL, as in a blob. */
-TDDP_API const char *tddp_backend_published_failure(tddp_slice value);
-
 /* --- arithmetic, for backends that have none of their own ------------------------------------ */
 
 /**

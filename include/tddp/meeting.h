@@ -52,8 +52,9 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_give(tddp_meeting *meeting, tdd
                                                       const tddp_wait *wait);
 
 /** Returns once all records are there. Errors: TDDP_TIMEOUT, with the ranks that are missing in the
- * text; TDDP_PEER_LOST: a rank has failed, see tddp_meeting_failure(); what tddp_meeting_look() and
- * the check return; the store's. */
+ * text; TDDP_PEER_LOST: a rank has failed before all had come, see tddp_meeting_failure(); what
+ * tddp_meeting_look() and the check return; the store's. Of records and failures the one that is in
+ * the store first counts, for all ranks. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_await(tddp_meeting *meeting,
                                                        const tddp_wait *wait);
 

@@ -42,6 +42,8 @@ struct tddp_meeting {
     tddp_slice *records;
     tddp_slice *failures;
     int missing;
+    int first_failed; /* -1: none */
+    bool complete;    /* all had come before the first failed */
 };
 
 static tddp_slice key_of(const char *name, const char *what, char text[KEY_BYTES])
@@ -66,6 +68,7 @@ tddp_status tddp_meeting_open(tddp_store *store, const char *name, int rank, int
         .records = tddp_alloc_array((size_t)world_size, sizeof *made->records),
         .failures = tddp_alloc_array((size_t)world_size, sizeof *made->failures),
         .missing = giver == TDDP_MEETING_ALL ? world_size : 1,
+        .first_failed = -1,
     };
     (void)snprintf(made->name, sizeof made->name, "%s", name);
     if (!made->records || !made->failures) {
@@ -131,14 +134,30 @@ static const char *read_head(const char *at, const char *end, int *rank, int *wo
     return good ? line_end + 1 : NULL;
 }
 
+static void take_entry(tddp_meeting *meeting, char kind, int rank, tddp_slice text)
+{
+    const bool needed = meeting->giver == TDDP_MEETING_ALL || meeting->giver == rank;
+    if (kind == '!') {
+        meeting->failures[rank] = text;
+        meeting->first_failed = meeting->first_failed < 0 ? rank : meeting->first_failed;
+        return;
+    }
+    const bool was_there = meeting->records[rank].data != NULL;
+    meeting->records[rank] = (tddp_slice){kind == '+' ? text.data : NULL, text.size};
+    meeting->missing += needed ? was_there - (kind == '+') : 0;
+    meeting->complete = meeting->missing == 0 && (meeting->complete || meeting->first_failed < 0);
+}
+
 static tddp_status take_list(tddp_meeting *meeting)
 {
     const int count = meeting->world_size;
-    const int giver = meeting->giver;
     const char *at = meeting->list.data;
     const char *end = at + meeting->list.size;
     memset(meeting->records, 0, (size_t)count * sizeof *meeting->records);
     memset(meeting->failures, 0, (size_t)count * sizeof *meeting->failures);
+    meeting->missing = meeting->giver == TDDP_MEETING_ALL ? count : 1;
+    meeting->first_failed = -1;
+    meeting->complete = false;
     while (at < end) {
         int rank;
         int world_size;
@@ -157,17 +176,8 @@ static tddp_status take_list(tddp_meeting *meeting)
                              "the same on all ranks",
                              rank, world_size, meeting->rank, count);
         }
-        if (kind == '!') {
-            meeting->failures[rank] = (tddp_slice){text, size};
-        } else {
-            meeting->records[rank] = (tddp_slice){kind == '+' ? text : NULL, size};
-        }
+        take_entry(meeting, kind, rank, (tddp_slice){text, size});
         at = text + size + 1;
-    }
-    meeting->missing = 0;
-    for (int rank = 0; rank < count; rank++) {
-        const bool needed = giver == TDDP_MEETING_ALL || giver == rank;
-        meeting->missing += needed && !meeting->records[rank].data;
     }
     return TDDP_OK;
 }
@@ -213,13 +223,8 @@ int tddp_meeting_missing(const tddp_meeting *meeting, char text[TDDP_MEETING_TEX
 
 const char *tddp_meeting_failure(const tddp_meeting *meeting, int *rank)
 {
-    for (int each = 0; each < meeting->world_size; each++) {
-        if (meeting->failures[each].data && (*rank < 0 || *rank == each)) {
-            *rank = each;
-            return meeting->failures[each].data;
-        }
-    }
-    return NULL;
+    *rank = *rank < 0 ? meeting->first_failed : *rank;
+    return *rank < 0 ? NULL : meeting->failures[*rank].data;
 }
 
 /* --- coming ---------------------------------------------------------------------------------- */
@@ -306,10 +311,10 @@ static tddp_status judge(tddp_meeting *meeting, const tddp_wait *wait)
     int rank = -1;
     tddp_status status = tddp_meeting_look(meeting, wait);
     const char *reason = status ? NULL : tddp_meeting_failure(meeting, &rank);
-    if (reason) {
-        return tddp_fail(TDDP_PEER_LOST, "rank %d gave up: %s", rank, reason);
+    if (status || meeting->complete) {
+        return status;
     }
-    return status || meeting->missing == 0 ? status : TDDP_TIMEOUT;
+    return reason ? tddp_fail(TDDP_PEER_LOST, "rank %d gave up: %s", rank, reason) : TDDP_TIMEOUT;
 }
 
 /* Waits for at most a slice; TDDP_OK: the list may be complete. */
