@@ -5,7 +5,8 @@
  * Keys below the meeting's name: `list` grows by an entry when a rank comes ("+RANK WORLD
  * SIZE\n" and its record), gives up ("-") or fails ("!", and the reason), each with a NUL behind;
  * `come` counts those that have come and not given up; `wake` is there once they were all, or one
- * has failed; `left` counts those that have left. A rank's last entry counts, but a failure stays.
+ * has failed; `left` counts those that have left. A rank's last entry counts, but a failure stays:
+ * whether all had come before one failed is decided by the order of the list, for all that read it.
  */
 #include <stdio.h>
 #include <stdlib.h>
