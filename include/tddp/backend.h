@@ -97,6 +97,12 @@ typedef struct tddp_op {
     size_t batch_index;
 } tddp_op;
 
+/** What `rank` sends to `peer` in a collective with parts or a broadcast, and what it receives from
+ * it; either may be itself. `count` is 0 and `data` NULL where that is nothing, and for operations
+ * of other kinds. */
+TDDP_API tddp_buffer tddp_op_sends(const tddp_op *op, int rank, int peer);
+TDDP_API tddp_buffer tddp_op_receives(const tddp_op *op, int rank, int peer);
+
 /** What create() gets. */
 typedef struct tddp_backend_opts {
     size_t size; /**< sizeof(tddp_backend_opts) of the core */

@@ -58,6 +58,15 @@ typedef enum tddp_op_kind {
 /** "all_reduce" and so on; "unknown" for a value that is no kind. Static. */
 TDDP_API const char *tddp_op_name(tddp_op_kind kind);
 
+/** Whether it combines numbers: all_reduce, reduce, reduce_scatter. */
+TDDP_API int tddp_op_reduces(tddp_op_kind kind);
+
+/** Whether one rank is the root: broadcast, reduce, gather, scatter. */
+TDDP_API int tddp_op_has_root(tddp_op_kind kind);
+
+/** Whether it has a part for each rank, of sizes that may differ. */
+TDDP_API int tddp_op_has_parts(tddp_op_kind kind);
+
 /** The sender of a message that may come from any rank. */
 #define TDDP_ANY_SOURCE (-1)
 

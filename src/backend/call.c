@@ -54,17 +54,6 @@ uint32_t tddp_digest_fold(uint64_t digest)
 
 /* --- building a call ------------------------------------------------------------------------- */
 
-static bool reduces(tddp_op_kind kind)
-{
-    return kind == TDDP_OP_ALL_REDUCE || kind == TDDP_OP_REDUCE || kind == TDDP_OP_REDUCE_SCATTER;
-}
-
-static bool is_rooted(tddp_op_kind kind)
-{
-    return kind == TDDP_OP_BROADCAST || kind == TDDP_OP_REDUCE || kind == TDDP_OP_GATHER ||
-           kind == TDDP_OP_SCATTER;
-}
-
 /* Whether all ranks have one buffer of the same size, instead of a part for each other. */
 static bool has_equal_buffers(tddp_op_kind kind)
 {
@@ -73,34 +62,11 @@ static bool has_equal_buffers(tddp_op_kind kind)
 
 static void set_counts(const tddp_op *op, int rank, int peer, tddp_call *call)
 {
-    switch (op->kind) {
-    case TDDP_OP_ALL_REDUCE:
-    case TDDP_OP_REDUCE:
-    case TDDP_OP_BROADCAST:
+    if (has_equal_buffers(op->kind)) {
         call->sends = call->expects = op->input.count;
-        break;
-    case TDDP_OP_ALL_GATHER:
-        call->sends = op->input.count;
-        call->expects = op->output_parts[peer].count;
-        break;
-    case TDDP_OP_REDUCE_SCATTER:
-        call->sends = op->input_parts[peer].count;
-        call->expects = op->output.count;
-        break;
-    case TDDP_OP_ALL_TO_ALL:
-        call->sends = op->input_parts[peer].count;
-        call->expects = op->output_parts[peer].count;
-        break;
-    case TDDP_OP_GATHER:
-        call->sends = op->root == peer ? op->input.count : 0;
-        call->expects = op->root == rank ? op->output_parts[peer].count : 0;
-        break;
-    case TDDP_OP_SCATTER:
-        call->sends = op->root == rank ? op->input_parts[peer].count : 0;
-        call->expects = op->root == peer ? op->output.count : 0;
-        break;
-    default:
-        break;
+    } else {
+        call->sends = tddp_op_sends(op, rank, peer).count;
+        call->expects = tddp_op_receives(op, rank, peer).count;
     }
 }
 
@@ -124,7 +90,7 @@ tddp_call tddp_call_of(const tddp_op *op, int rank, int peer)
     tddp_call call = {
         .sequence = reported->sequence,
         .kind = reported->kind,
-        .root = is_rooted(reported->kind) ? reported->root : 0,
+        .root = tddp_op_has_root(reported->kind) ? reported->root : 0,
         .fingerprint = reported->fingerprint,
     };
     if (op->part_of) {
@@ -137,12 +103,12 @@ tddp_call tddp_call_of(const tddp_op *op, int rank, int peer)
         call.dtype =
             reported->kind == TDDP_OP_SCATTER ? reported->output.dtype : reported->input.dtype;
     }
-    if (reduces(reported->kind)) {
+    if (tddp_op_reduces(reported->kind)) {
         call.reduce = reported->reduce;
         call.premul = reported->reduce == TDDP_REDUCE_PREMUL_SUM ? reported->premul : 0;
     }
     /* The peer multiplies by it, also in a stage of another operation. */
-    if (reduces(op->kind) && op->reduce == TDDP_REDUCE_PREMUL_SUM) {
+    if (tddp_op_reduces(op->kind) && op->reduce == TDDP_REDUCE_PREMUL_SUM) {
         call.premul = op->premul;
     }
     return call;
@@ -202,13 +168,13 @@ static void append_settings(text *to, const tddp_call *call)
         append(to, ", sends %" PRIu64 " and expects %" PRIu64 " elements of %s", call->sends,
                call->expects, dtype_of(call));
     }
-    if (reduces(kind)) {
+    if (tddp_op_reduces(kind)) {
         append(to, ", %s", tddp_reduce_op_name((tddp_reduce_op)call->reduce));
         if (call->reduce == TDDP_REDUCE_PREMUL_SUM) {
             append(to, " by %f", call->premul);
         }
     }
-    if (is_rooted(kind)) {
+    if (tddp_op_has_root(kind)) {
         append(to, ", root %d", call->root);
     }
 }

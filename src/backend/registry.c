@@ -27,20 +27,6 @@ typedef struct entry {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static entry *entries;
 
-const char *tddp_op_name(tddp_op_kind kind)
-{
-    switch (kind) {
-#define TEXT(name, text) \
-    case TDDP_OP_##name: \
-        return text;
-        TDDP_OP_MAP(TEXT)
-#undef TEXT
-    case TDDP_OP_COUNT:
-        break;
-    }
-    return "unknown";
-}
-
 static const tddp_backend_v1 *find_known(const char *name)
 {
     if (strcmp(name, "fake") == 0) {

@@ -46,12 +46,6 @@ static void append(tddp_bytes *args, const char *format, ...)
     }
 }
 
-static bool has_root(tddp_op_kind kind)
-{
-    return kind == TDDP_OP_BROADCAST || kind == TDDP_OP_REDUCE || kind == TDDP_OP_GATHER ||
-           kind == TDDP_OP_SCATTER;
-}
-
 static void append_op(tddp_bytes *args, const tddp_op *op)
 {
     const tddp_buffer *larger = op->input.count > op->output.count ? &op->input : &op->output;
@@ -60,7 +54,7 @@ static void append_op(tddp_bytes *args, const tddp_op *op)
         append(args, ", \"bytes\": %zu, \"dtype\": \"%s\"",
                larger->count * tddp_dtype_size(larger->dtype), tddp_dtype_name(larger->dtype));
     }
-    if (has_root(op->kind)) {
+    if (tddp_op_has_root(op->kind)) {
         append(args, ", \"root\": %d", op->root);
     }
     if (tddp_op_is_p2p(op->kind)) {

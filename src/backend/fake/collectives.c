@@ -45,68 +45,18 @@ static tddp_slice key_of(char text[KEY_BYTES], uint64_t sequence, int rank)
     return (tddp_slice){text, (size_t)length};
 }
 
-static bool reduces(tddp_op_kind kind)
-{
-    return kind == TDDP_OP_ALL_REDUCE || kind == TDDP_OP_REDUCE_SCATTER || kind == TDDP_OP_REDUCE;
-}
-
-static bool has_root(tddp_op_kind kind)
-{
-    return kind == TDDP_OP_BROADCAST || kind == TDDP_OP_REDUCE || kind == TDDP_OP_GATHER ||
-           kind == TDDP_OP_SCATTER;
-}
-
 /* For operations whose parts may differ in size the header has no count: the numbers are
  * compared. */
-static bool has_parts(tddp_op_kind kind)
-{
-    return kind == TDDP_OP_ALL_GATHER || kind == TDDP_OP_REDUCE_SCATTER || kind == TDDP_OP_GATHER ||
-           kind == TDDP_OP_SCATTER || kind == TDDP_OP_ALL_TO_ALL;
-}
-
 static header header_of(const tddp_op *op)
 {
     return (header){
         .kind = (uint32_t)op->kind,
         .dtype = (uint32_t)op->input.dtype,
-        .reduce = reduces(op->kind) ? (uint32_t)op->reduce : 0,
-        .root = has_root(op->kind) ? op->root : 0,
+        .reduce = tddp_op_reduces(op->kind) ? (uint32_t)op->reduce : 0,
+        .root = tddp_op_has_root(op->kind) ? op->root : 0,
         .fingerprint = op->fingerprint,
-        .count = has_parts(op->kind) ? 0 : op->input.count,
+        .count = tddp_op_has_parts(op->kind) ? 0 : op->input.count,
     };
-}
-
-/* What this rank sends to a peer and expects from it. */
-static uint64_t sent_to(const tddp_op *op, int peer)
-{
-    switch (op->kind) {
-    case TDDP_OP_ALL_GATHER:
-        return op->input.count;
-    case TDDP_OP_GATHER:
-        return peer == op->root ? op->input.count : 0;
-    case TDDP_OP_REDUCE_SCATTER:
-    case TDDP_OP_SCATTER:
-    case TDDP_OP_ALL_TO_ALL:
-        return op->input_parts ? op->input_parts[peer].count : 0;
-    default:
-        return 0;
-    }
-}
-
-static uint64_t expected_from(const tddp_op *op, int peer)
-{
-    switch (op->kind) {
-    case TDDP_OP_ALL_GATHER:
-    case TDDP_OP_GATHER:
-    case TDDP_OP_ALL_TO_ALL:
-        return op->output_parts ? op->output_parts[peer].count : 0;
-    case TDDP_OP_REDUCE_SCATTER:
-        return op->output.count;
-    case TDDP_OP_SCATTER:
-        return peer == op->root ? op->output.count : 0;
-    default:
-        return 0;
-    }
 }
 
 static tddp_status append_buffer(tddp_bytes *value, const tddp_buffer *buffer)
@@ -135,18 +85,18 @@ static tddp_status build(const context *self, const tddp_op *op, tddp_bytes *val
     header head = header_of(op);
     tddp_status status = tddp_bytes_append(value, &head, sizeof head);
     for (int peer = 0; peer < self->world_size && status == TDDP_OK; peer++) {
-        uint64_t count = sent_to(op, peer);
+        uint64_t count = tddp_op_sends(op, self->rank, peer).count;
         status = tddp_bytes_append(value, &count, sizeof count);
     }
     for (int peer = 0; peer < self->world_size && status == TDDP_OK; peer++) {
-        uint64_t count = expected_from(op, peer);
+        uint64_t count = tddp_op_receives(op, self->rank, peer).count;
         status = tddp_bytes_append(value, &count, sizeof count);
     }
     size_t start = value->size;
     if (status == TDDP_OK) {
         status = append_data(self, op, value);
     }
-    if (status == TDDP_OK && reduces(op->kind) && op->reduce == TDDP_REDUCE_PREMUL_SUM) {
+    if (status == TDDP_OK && tddp_op_reduces(op->kind) && op->reduce == TDDP_REDUCE_PREMUL_SUM) {
         /* The header's size is a multiple of 8 bytes, which keeps the elements aligned. */
         size_t size = tddp_dtype_size(op->input.dtype);
         tddp_scale(op->input.dtype, value->data + start, (value->size - start) / size, op->premul);
@@ -179,7 +129,7 @@ static uint64_t bytes_sent(const context *self, const contribution *from, int ra
     if (kind == TDDP_OP_ALL_GATHER) {
         return from->sends[0] * size;
     }
-    for (int peer = 0; has_parts(kind) && peer < self->world_size; peer++) {
+    for (int peer = 0; tddp_op_has_parts(kind) && peer < self->world_size; peer++) {
         count += from->sends[peer];
     }
     return count * size;
@@ -351,7 +301,7 @@ static tddp_status collect(const context *self, const tddp_op *op, const tddp_wa
         combine(self, op, peer, &all[peer]);
     }
     bool result = op->kind != TDDP_OP_REDUCE || op->root == self->rank;
-    if (status == TDDP_OK && result && reduces(op->kind) && op->reduce == TDDP_REDUCE_AVG) {
+    if (status == TDDP_OK && result && tddp_op_reduces(op->kind) && op->reduce == TDDP_REDUCE_AVG) {
         tddp_scale(op->output.dtype, op->output.data, op->output.count, 1.0 / self->world_size);
     }
     return status;

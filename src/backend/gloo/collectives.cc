@@ -29,11 +29,10 @@ void check_local_part(const Mesh &mesh, const tddp_op &op, const tddp_buffer &se
     }
 }
 
-/* `send_part(rank)` is the buffer sent to a rank, `recv_part(rank)` the one received from it;
- * empty if nothing is sent. */
-template <typename SendPart, typename RecvPart>
-void exchange(Mesh &mesh, const tddp_op &op, SendPart send_part, RecvPart recv_part)
+void exchange(Mesh &mesh, const tddp_op &op)
 {
+    auto send_part = [&](int peer) { return tddp_op_sends(&op, mesh.rank, peer); };
+    auto recv_part = [&](int peer) { return tddp_op_receives(&op, mesh.rank, peer); };
     check_local_part(mesh, op, send_part(mesh.rank), recv_part(mesh.rank));
     std::vector<Buffer *> incoming(static_cast<size_t>(mesh.size));
     OpMessages messages(mesh, op);
@@ -66,8 +65,6 @@ void exchange(Mesh &mesh, const tddp_op &op, SendPart send_part, RecvPart recv_p
     });
     messages.finish();
 }
-
-const tddp_buffer EMPTY = {};
 
 /* Up to this size a second step costs more than it saves: three and four ranks on one host. */
 constexpr size_t DIRECT_BYTES = 512 * 1024;
@@ -129,10 +126,7 @@ void broadcast(Mesh &mesh, const tddp_op &op)
         broadcast_scattered(mesh, op);
         return;
     }
-    const bool is_root = mesh.rank == op.root;
-    exchange(
-        mesh, op, [&](int peer) { return is_root && peer != op.root ? op.output : EMPTY; },
-        [&](int peer) { return !is_root && peer == op.root ? op.output : EMPTY; });
+    exchange(mesh, op);
 }
 
 void barrier(Mesh &mesh, const tddp_op &op)
@@ -141,35 +135,12 @@ void barrier(Mesh &mesh, const tddp_op &op)
         all_reduce_doubling(mesh, op);
         return;
     }
-    exchange(
-        mesh, op, [](int) { return EMPTY; }, [](int) { return EMPTY; });
+    exchange(mesh, op);
 }
 
-void all_gather(Mesh &mesh, const tddp_op &op)
+void move_parts(Mesh &mesh, const tddp_op &op)
 {
-    exchange(
-        mesh, op, [&](int) { return op.input; }, [&](int peer) { return op.output_parts[peer]; });
-}
-
-void gather(Mesh &mesh, const tddp_op &op)
-{
-    exchange(
-        mesh, op, [&](int peer) { return peer == op.root ? op.input : EMPTY; },
-        [&](int peer) { return mesh.rank == op.root ? op.output_parts[peer] : EMPTY; });
-}
-
-void scatter(Mesh &mesh, const tddp_op &op)
-{
-    exchange(
-        mesh, op, [&](int peer) { return mesh.rank == op.root ? op.input_parts[peer] : EMPTY; },
-        [&](int peer) { return peer == op.root ? op.output : EMPTY; });
-}
-
-void all_to_all(Mesh &mesh, const tddp_op &op)
-{
-    exchange(
-        mesh, op, [&](int peer) { return op.input_parts[peer]; },
-        [&](int peer) { return op.output_parts[peer]; });
+    exchange(mesh, op);
 }
 
 /* The largest of a list of parts, one for each rank; without a list 0. */

@@ -10,12 +10,10 @@ namespace tddp_gloo
 void all_reduce(Mesh &mesh, const tddp_op &op);
 void broadcast(Mesh &mesh, const tddp_op &op);
 void barrier(Mesh &mesh, const tddp_op &op);
-void all_gather(Mesh &mesh, const tddp_op &op);
+/* all_gather, gather, scatter, all_to_all */
+void move_parts(Mesh &mesh, const tddp_op &op);
 void reduce_scatter(Mesh &mesh, const tddp_op &op);
 void reduce(Mesh &mesh, const tddp_op &op);
-void gather(Mesh &mesh, const tddp_op &op);
-void scatter(Mesh &mesh, const tddp_op &op);
-void all_to_all(Mesh &mesh, const tddp_op &op);
 
 /* Whether all_reduce sends this with the headers, from each rank to every other. */
 inline bool is_small(const Mesh &mesh, size_t bytes)

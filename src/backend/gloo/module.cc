@@ -177,8 +177,9 @@ const tddp_backend_v1 backend = {
     nullptr,
     TDDP_OP_COUNT,
     {run<tddp_gloo::all_reduce>, run<tddp_gloo::broadcast>, run<tddp_gloo::barrier>,
-     run<tddp_gloo::all_gather>, run<tddp_gloo::reduce_scatter>, run<tddp_gloo::reduce>,
-     run<tddp_gloo::gather>, run<tddp_gloo::scatter>, run<tddp_gloo::all_to_all>, nullptr, nullptr},
+     run<tddp_gloo::move_parts>, run<tddp_gloo::reduce_scatter>, run<tddp_gloo::reduce>,
+     run<tddp_gloo::move_parts>, run<tddp_gloo::move_parts>, run<tddp_gloo::move_parts>, nullptr,
+     nullptr},
 };
 
 } // namespace

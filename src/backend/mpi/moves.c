@@ -28,33 +28,6 @@ static tddp_status broadcast(tddp_mpi *self, const tddp_op *op, const tddp_mpi_l
 
 /* --- between each two ranks ------------------------------------------------------------------ */
 
-/* The part sent to a rank, and received from it; NULL: nothing. */
-static const tddp_buffer *part_to(const tddp_mpi *self, const tddp_op *op, int peer)
-{
-    switch (op->kind) {
-    case TDDP_OP_ALL_GATHER:
-        return &op->input;
-    case TDDP_OP_GATHER:
-        return op->root == peer ? &op->input : NULL;
-    case TDDP_OP_SCATTER:
-        return op->root == self->rank ? &op->input_parts[peer] : NULL;
-    default:
-        return &op->input_parts[peer];
-    }
-}
-
-static const tddp_buffer *part_from(const tddp_mpi *self, const tddp_op *op, int peer)
-{
-    switch (op->kind) {
-    case TDDP_OP_GATHER:
-        return op->root == self->rank ? &op->output_parts[peer] : NULL;
-    case TDDP_OP_SCATTER:
-        return op->root == peer ? &op->output : NULL;
-    default:
-        return &op->output_parts[peer];
-    }
-}
-
 /* A part may be both sent to a rank and received from it: then what is sent is copied. */
 typedef struct exchange {
     tddp_mpi *group;
@@ -85,7 +58,7 @@ static void start_send(exchange *self, const void *data, size_t bytes, size_t at
 
 static size_t pieces_of(const tddp_buffer *part)
 {
-    return part ? (bytes_of(part) + TDDP_MPI_MOST - 1) / TDDP_MPI_MOST : 0;
+    return (bytes_of(part) + TDDP_MPI_MOST - 1) / TDDP_MPI_MOST;
 }
 
 static tddp_status prepare(tddp_mpi *self, const tddp_op *op, exchange *out)
@@ -93,10 +66,10 @@ static tddp_status prepare(tddp_mpi *self, const tddp_op *op, exchange *out)
     size_t requests = 0;
     size_t copied = 0;
     for (int peer = 0; peer < self->size; peer++) {
-        const tddp_buffer *to = part_to(self, op, peer);
-        const tddp_buffer *from = part_from(self, op, peer);
-        requests += pieces_of(to) + pieces_of(from);
-        copied += to && from && to->data == from->data ? bytes_of(to) : 0;
+        const tddp_buffer to = tddp_op_sends(op, self->rank, peer);
+        const tddp_buffer from = tddp_op_receives(op, self->rank, peer);
+        requests += pieces_of(&to) + pieces_of(&from);
+        copied += to.data == from.data ? bytes_of(&to) : 0;
     }
     *out = (exchange){.group = self,
                       .requests = malloc((requests + 1) * sizeof(MPI_Request)),
@@ -118,19 +91,19 @@ static void start(exchange *self, const tddp_op *op)
     /* Each begins with the rank after its own, so that not all send to one. */
     for (int step = 1; step < size; step++) {
         const int peer = (rank + step) % size;
-        const tddp_buffer *to = part_to(self->group, op, peer);
-        const tddp_buffer *from = part_from(self->group, op, peer);
-        const void *data = to ? to->data : NULL;
-        if (to && from && to->data == from->data && to->count > 0) {
-            memcpy(copy, to->data, bytes_of(to));
+        const tddp_buffer to = tddp_op_sends(op, rank, peer);
+        const tddp_buffer from = tddp_op_receives(op, rank, peer);
+        const void *data = to.data;
+        if (to.data == from.data && to.count > 0) {
+            memcpy(copy, to.data, bytes_of(&to));
             data = copy;
-            copy += bytes_of(to);
+            copy += bytes_of(&to);
         }
-        for (size_t at = 0; from && at < bytes_of(from); at += TDDP_MPI_MOST) {
-            start_receive(self, from, at, peer);
+        for (size_t at = 0; at < bytes_of(&from); at += TDDP_MPI_MOST) {
+            start_receive(self, &from, at, peer);
         }
-        for (size_t at = 0; to && at < bytes_of(to); at += TDDP_MPI_MOST) {
-            start_send(self, data, bytes_of(to), at, peer);
+        for (size_t at = 0; at < bytes_of(&to); at += TDDP_MPI_MOST) {
+            start_send(self, data, bytes_of(&to), at, peer);
         }
     }
 }
@@ -142,10 +115,10 @@ static tddp_status move_parts(tddp_mpi *self, const tddp_op *op, const tddp_mpi_
     if (status) {
         return status;
     }
-    const tddp_buffer *to = part_to(self, op, self->rank);
-    const tddp_buffer *from = part_from(self, op, self->rank);
-    if (to && from && to->data != from->data && to->count > 0) {
-        memcpy(from->data, to->data, bytes_of(to));
+    const tddp_buffer to = tddp_op_sends(op, self->rank, self->rank);
+    const tddp_buffer from = tddp_op_receives(op, self->rank, self->rank);
+    if (from.count > 0 && to.count > 0 && to.data != from.data) {
+        memcpy(from.data, to.data, bytes_of(&to));
     }
     start(&all, op);
     status = tddp_mpi_wait(limits, all.code, all.requests, all.started, tddp_op_name(op->kind));

@@ -293,53 +293,26 @@ static tddp_status all_gather(const launch *self)
     return end_group(self, result, "ncclBroadcast");
 }
 
-/* The part sent to a rank, and received from it; NULL: nothing. */
-static const tddp_buffer *send_part(const launch *self, int peer)
-{
-    const tddp_op *op = self->op;
-    switch (op->kind) {
-    case TDDP_OP_GATHER:
-        return op->root == peer ? &op->input : NULL;
-    case TDDP_OP_SCATTER:
-        return op->root == self->communicator->opts.rank ? &op->input_parts[peer] : NULL;
-    default:
-        return &op->input_parts[peer];
-    }
-}
-
-static const tddp_buffer *recv_part(const launch *self, int peer)
-{
-    const tddp_op *op = self->op;
-    switch (op->kind) {
-    case TDDP_OP_GATHER:
-        return op->root == self->communicator->opts.rank ? &op->output_parts[peer] : NULL;
-    case TDDP_OP_SCATTER:
-        return op->root == peer ? &op->output : NULL;
-    default:
-        return &op->output_parts[peer];
-    }
-}
-
 static tddp_status exchange(const launch *self)
 {
     const int local = self->communicator->opts.rank;
-    const tddp_buffer *from = send_part(self, local);
-    const tddp_buffer *into = recv_part(self, local);
-    if (from && into) {
-        tddp_status status = copy(self, from->data, into->data, bytes_of(from));
+    const tddp_buffer from = tddp_op_sends(self->op, local, local);
+    const tddp_buffer into = tddp_op_receives(self->op, local, local);
+    if (from.count > 0 && into.count > 0) {
+        tddp_status status = copy(self, from.data, into.data, bytes_of(&from));
         if (status) {
             return status;
         }
     }
     tddp_nccl_result result = self->nccl->ncclGroupStart();
     for (int peer = 0; peer < self->communicator->opts.size; peer++) {
-        const tddp_buffer *out = send_part(self, peer);
-        const tddp_buffer *in = recv_part(self, peer);
-        if (peer != local && out && out->count > 0) {
-            result = first_error(result, send_bytes(self, out, peer));
+        const tddp_buffer out = tddp_op_sends(self->op, local, peer);
+        const tddp_buffer in = tddp_op_receives(self->op, local, peer);
+        if (peer != local && out.count > 0) {
+            result = first_error(result, send_bytes(self, &out, peer));
         }
-        if (peer != local && in && in->count > 0) {
-            result = first_error(result, receive_bytes(self, in, peer));
+        if (peer != local && in.count > 0) {
+            result = first_error(result, receive_bytes(self, &in, peer));
         }
     }
     return end_group(self, result, "ncclSend and ncclRecv");

@@ -21,14 +21,10 @@ static tddp_status report_fatal(tddp_shm *shm, tddp_status status)
     }
 
 RUN(all_reduce)
-RUN(broadcast)
 RUN(barrier)
-RUN(all_gather)
 RUN(reduce_scatter)
 RUN(reduce)
-RUN(gather)
-RUN(scatter)
-RUN(all_to_all)
+RUN(move)
 
 static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **context)
 {
@@ -108,14 +104,14 @@ const tddp_backend_v1 *tddp_shm_backend(void)
         .events = events,
         .op_count = TDDP_OP_COUNT,
         .run = {[TDDP_OP_ALL_REDUCE] = run_all_reduce,
-                [TDDP_OP_BROADCAST] = run_broadcast,
+                [TDDP_OP_BROADCAST] = run_move,
                 [TDDP_OP_BARRIER] = run_barrier,
-                [TDDP_OP_ALL_GATHER] = run_all_gather,
+                [TDDP_OP_ALL_GATHER] = run_move,
                 [TDDP_OP_REDUCE_SCATTER] = run_reduce_scatter,
                 [TDDP_OP_REDUCE] = run_reduce,
-                [TDDP_OP_GATHER] = run_gather,
-                [TDDP_OP_SCATTER] = run_scatter,
-                [TDDP_OP_ALL_TO_ALL] = run_all_to_all},
+                [TDDP_OP_GATHER] = run_move,
+                [TDDP_OP_SCATTER] = run_move,
+                [TDDP_OP_ALL_TO_ALL] = run_move},
     };
     return &backend;
 }

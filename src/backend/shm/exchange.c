@@ -6,7 +6,7 @@
  * if it is small and the sender's only one. Direct: the sender's call has the part's offset in its
  * segment, and the receiver copies from there; the sender waits until it has. Staged: through the
  * sender's staging, by staged_exchange.c. A broadcast in registered memory may also be sliced: each
- * rank writes a slice to all others.
+ * rank, the root included, writes a slice to all others.
  *
  * Invariant: no rank returns while others still read or write its memory.
  */
@@ -150,7 +150,7 @@ static bool is_sliced(const tddp_shm_transfer *self)
     size_t bytes = tddp_shm_buffer_bytes(&self->op->input);
     bool worthwhile =
         self->forced ? is_forced(self, TDDP_SHM_SLICED) && bytes > 0 : bytes >= SLICED_MIN_BYTES;
-    return worthwhile && self->pattern->root_to_all && self->size > 1 &&
+    return worthwhile && self->op->kind == TDDP_OP_BROADCAST && self->size > 1 &&
            tddp_shm_all_inputs(self->shm);
 }
 
@@ -198,7 +198,7 @@ static tddp_status prepare(tddp_shm_transfer *self)
     self->forced = tddp_shm_choices_of(shm)->forced[self->op->kind];
     self->rank = tddp_shm_rank(shm);
     self->size = tddp_shm_size(shm);
-    self->single_part = self->pattern->uniform || self->size == 2;
+    self->single_part = self->uniform || self->size == 2;
     size_t parts = self->single_part ? 1 : (size_t)self->size - 1;
     if (parts > MAX_TABLE) {
         return tddp_fail(TDDP_UNSUPPORTED, "%s among %d ranks of one host: expected at most %d",
@@ -252,9 +252,13 @@ static void start_transfer(const tddp_shm_transfer *self)
     self->cursor->stage = staged ? STAGE_TRANSFER : STAGE_WAIT_PEERS;
 }
 
-tddp_status tddp_shm_exchange(tddp_shm *shm, const tddp_op *op, const tddp_shm_pattern *pattern)
+tddp_status tddp_shm_move(tddp_shm *shm, const tddp_op *op)
 {
-    tddp_shm_transfer self = {.shm = shm, .op = op, .pattern = pattern};
+    tddp_shm_transfer self = {.shm = shm,
+                              .op = op,
+                              .uniform = op->kind == TDDP_OP_ALL_GATHER ||
+                                         op->kind == TDDP_OP_GATHER ||
+                                         op->kind == TDDP_OP_BROADCAST};
     tddp_status status = prepare(&self);
     if (status) {
         return status;

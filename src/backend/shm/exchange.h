@@ -7,29 +7,6 @@
 
 #include "backend/shm/algorithms.h"
 
-/* The part that `rank` sends to a peer or to itself, and the buffer in which it receives the
- * peer's; empty if nothing is sent. */
-typedef struct tddp_shm_pattern {
-    tddp_buffer (*send_part)(const tddp_op *op, int rank, int peer);
-    tddp_buffer (*recv_part)(const tddp_op *op, int rank, int peer);
-    bool uniform;     /* a sender sends the same part to all its receivers */
-    bool root_to_all; /* every rank receives all of the root's input, and nothing else */
-} tddp_shm_pattern;
-
-/* Runs an operation. tddp_shm_sync() has checked that sender and receiver of a part agree on its
- * size. */
-TDDP_NODISCARD tddp_status tddp_shm_exchange(tddp_shm *shm, const tddp_op *op,
-                                             const tddp_shm_pattern *pattern);
-
-/* For a pattern: nothing is sent. */
-static inline tddp_buffer tddp_shm_empty_buffer(const tddp_op *op)
-{
-    tddp_buffer none = op->input;
-    none.data = NULL;
-    none.count = 0;
-    return none;
-}
-
 /* The step of a rank that has finished. */
 enum { TDDP_SHM_LAST_STEP = (1 << 24) - 1 };
 
@@ -37,7 +14,7 @@ enum { TDDP_SHM_LAST_STEP = (1 << 24) - 1 };
 typedef struct tddp_shm_transfer {
     tddp_shm *shm;
     const tddp_op *op;
-    const tddp_shm_pattern *pattern;
+    bool uniform; /* a sender sends the same part to all its receivers */
     tddp_shm_cursor *cursor;
     int forced; /* by TDDP_SHM_ALGORITHM: 1 + tddp_shm_algorithm, or 0 */
     int rank;
@@ -50,12 +27,12 @@ typedef struct tddp_shm_transfer {
 
 static inline tddp_buffer tddp_shm_send_part(const tddp_shm_transfer *self, int peer)
 {
-    return self->pattern->send_part(self->op, self->rank, peer);
+    return tddp_op_sends(self->op, self->rank, peer);
 }
 
 static inline tddp_buffer tddp_shm_recv_part(const tddp_shm_transfer *self, int peer)
 {
-    return self->pattern->recv_part(self->op, self->rank, peer);
+    return tddp_op_receives(self->op, self->rank, peer);
 }
 
 /* The peers in rotated order: each rank starts with its successor. */

@@ -193,12 +193,9 @@ void *tddp_shm_address(const tddp_shm *shm, int rank, uint64_t offset);
 tddp_status tddp_shm_all_reduce(tddp_shm *shm, const tddp_op *op);
 tddp_status tddp_shm_reduce(tddp_shm *shm, const tddp_op *op);
 tddp_status tddp_shm_reduce_scatter(tddp_shm *shm, const tddp_op *op);
-tddp_status tddp_shm_broadcast(tddp_shm *shm, const tddp_op *op);
 tddp_status tddp_shm_barrier(tddp_shm *shm, const tddp_op *op);
-tddp_status tddp_shm_all_gather(tddp_shm *shm, const tddp_op *op);
-tddp_status tddp_shm_gather(tddp_shm *shm, const tddp_op *op);
-tddp_status tddp_shm_scatter(tddp_shm *shm, const tddp_op *op);
-tddp_status tddp_shm_all_to_all(tddp_shm *shm, const tddp_op *op);
+/* broadcast, all_gather, gather, scatter, all_to_all */
+tddp_status tddp_shm_move(tddp_shm *shm, const tddp_op *op);
 
 /* Point to point, as in the backend table; p2p.c. */
 typedef struct tddp_shm_request tddp_shm_request;

@@ -81,7 +81,7 @@ static chunking staged_recv(const tddp_shm_transfer *self, int peer, tddp_buffer
 
 bool tddp_shm_copies_local_while_staging(const tddp_shm_transfer *self)
 {
-    if (!self->pattern->uniform || self->size == 1) {
+    if (!self->uniform || self->size == 1) {
         return false;
     }
     tddp_buffer local = tddp_shm_send_part(self, self->rank);
@@ -110,7 +110,7 @@ static void stage_step(const tddp_shm_transfer *self, size_t step)
             tddp_buffer local = tddp_shm_recv_part(self, self->rank);
             tddp_arith_copy((char *)local.data + start, from, bytes, self->streaming);
         }
-        if (self->pattern->uniform) {
+        if (self->uniform) {
             return;
         }
     }

@@ -103,17 +103,6 @@ static void put_profiling_name(writer *self, const tddp_recorder *recorder,
     put(self, "\", ");
 }
 
-static bool has_root(tddp_op_kind kind)
-{
-    return kind == TDDP_OP_BROADCAST || kind == TDDP_OP_REDUCE || kind == TDDP_OP_GATHER ||
-           kind == TDDP_OP_SCATTER;
-}
-
-static bool reduces(tddp_op_kind kind)
-{
-    return kind == TDDP_OP_ALL_REDUCE || kind == TDDP_OP_REDUCE || kind == TDDP_OP_REDUCE_SCATTER;
-}
-
 static void put_times(writer *self, const tddp_record *record)
 {
     put_time(self, "time_created_ns", record->queued_ns);
@@ -155,11 +144,12 @@ static void put_entry(writer *self, const tddp_recorder *recorder, size_t pg,
         ended ? "true" : "false");
     put(self, "\"timeout_ms\": %" PRId64 ", \"is_p2p\": %s, \"thread_id\": \"%d\", ",
         record->timeout_ms, p2p ? "true" : "false", (int)record->thread);
-    put_number_if(self, "root", has_root(record->kind), record->root);
+    put_number_if(self, "root", tddp_op_has_root(record->kind), record->root);
     put_number_if(self, "peer", p2p && record->peer != TDDP_ANY_SOURCE, record->peer);
     put_number_if(self, "tag", p2p, record->tag);
     put(self, "\"reduce_op\": ");
-    put_text_or_null(self, reduces(record->kind) ? tddp_reduce_op_name(record->reduce) : "");
+    put_text_or_null(self,
+                     tddp_op_reduces(record->kind) ? tddp_reduce_op_name(record->reduce) : "");
     put(self, ", \"status\": \"%s\", \"description\": ", tddp_status_name(record->status));
     put_text_or_null(self, record->text);
     put(self, ", \"fingerprint\": %" PRIu32 ", \"frames\": []}", record->fingerprint);
