@@ -103,6 +103,10 @@ typedef struct tddp_op {
 TDDP_API tddp_buffer tddp_op_sends(const tddp_op *op, int rank, int peer);
 TDDP_API tddp_buffer tddp_op_receives(const tddp_op *op, int rank, int peer);
 
+/** Whether all parts that this rank knows of have the same number of elements, which is set: so has
+ * its only buffer, where there are no parts. */
+TDDP_API int tddp_op_is_uniform(const tddp_op *op, int size, size_t *count);
+
 /** What create() gets. */
 typedef struct tddp_backend_opts {
     size_t size; /**< sizeof(tddp_backend_opts) of the core */

@@ -57,7 +57,7 @@ uint32_t tddp_digest_fold(uint64_t digest)
 /* Whether all ranks have one buffer of the same size, instead of a part for each other. */
 static bool has_equal_buffers(tddp_op_kind kind)
 {
-    return kind == TDDP_OP_ALL_REDUCE || kind == TDDP_OP_REDUCE || kind == TDDP_OP_BROADCAST;
+    return !tddp_op_has_parts(kind) && kind != TDDP_OP_BARRIER;
 }
 
 static void set_counts(const tddp_op *op, int rank, int peer, tddp_call *call)

@@ -80,3 +80,21 @@ tddp_buffer tddp_op_receives(const tddp_op *op, int rank, int peer)
         return nothing_of(op);
     }
 }
+
+static int all_have_count(const tddp_buffer *parts, int size, size_t count)
+{
+    int equal = 1;
+    for (int peer = 0; parts && peer < size; peer++) {
+        equal = equal && parts[peer].count == count;
+    }
+    return equal;
+}
+
+int tddp_op_is_uniform(const tddp_op *op, int size, size_t *count)
+{
+    *count = op->kind == TDDP_OP_REDUCE_SCATTER || op->kind == TDDP_OP_SCATTER ? op->output.count
+             : op->kind == TDDP_OP_ALL_TO_ALL ? op->input_parts[0].count
+                                              : op->input.count;
+    return all_have_count(op->input_parts, size, *count) &&
+           all_have_count(op->output_parts, size, *count);
+}

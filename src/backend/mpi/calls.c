@@ -5,44 +5,21 @@
  */
 #include "backend/mpi/mpi.h"
 
-/* Elements of each part; of all where there are no parts. */
-static size_t count_of(const tddp_op *op)
-{
-    switch (op->kind) {
-    case TDDP_OP_REDUCE_SCATTER:
-    case TDDP_OP_SCATTER:
-        return op->output.count;
-    case TDDP_OP_ALL_TO_ALL:
-        return op->input_parts[0].count;
-    default:
-        return op->input.count;
-    }
-}
-
-static bool have_count(const tddp_mpi *self, const tddp_buffer *parts, size_t count)
-{
-    for (int rank = 0; parts && rank < self->size; rank++) {
-        if (parts[rank].count != count) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Whether one digest says all of a rank's calls to the others: each of its parts has as many
  * elements. */
 static bool is_uniform(const tddp_mpi *self, const tddp_op *op)
 {
-    const size_t count = count_of(op);
-    return !op->part_of && !op->bundled && have_count(self, op->input_parts, count) &&
-           have_count(self, op->output_parts, count);
+    size_t count;
+    return !op->part_of && !op->bundled && tddp_op_is_uniform(op, self->size, &count);
 }
 
 /* The call to each other rank of an operation that is uniform. */
 static tddp_call uniform_call(const tddp_mpi *self, const tddp_op *op)
 {
+    size_t count;
     tddp_call call = tddp_call_of(op, self->rank, self->rank);
-    call.sends = call.expects = count_of(op);
+    (void)tddp_op_is_uniform(op, self->size, &count);
+    call.sends = call.expects = count;
     call.premul = 0;
     return call;
 }

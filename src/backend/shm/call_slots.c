@@ -21,38 +21,7 @@ enum { TEXT_BYTES = 2048 };
 /* Whether the call is the same to all ranks. */
 static bool same_to_all_ranks(const tddp_call *call)
 {
-    return call->layout != 0 || call->kind == TDDP_OP_ALL_REDUCE || call->kind == TDDP_OP_REDUCE ||
-           call->kind == TDDP_OP_BROADCAST || call->kind == TDDP_OP_BARRIER;
-}
-
-static bool all_have_count(const tddp_buffer *parts, int size, size_t count)
-{
-    bool equal = true;
-    for (int peer = 0; parts && peer < size; peer++) {
-        equal = equal && parts[peer].count == count;
-    }
-    return equal;
-}
-
-/* Whether all parts that this rank knows of have the same number of elements, `*count`. */
-static bool is_uniform(const tddp_op *op, int size, uint64_t *count)
-{
-    switch (op->kind) {
-    case TDDP_OP_ALL_GATHER:
-    case TDDP_OP_GATHER:
-        *count = op->input.count;
-        return all_have_count(op->output_parts, size, op->input.count);
-    case TDDP_OP_REDUCE_SCATTER:
-    case TDDP_OP_SCATTER:
-        *count = op->output.count;
-        return all_have_count(op->input_parts, size, op->output.count);
-    case TDDP_OP_ALL_TO_ALL:
-        *count = op->input_parts[0].count;
-        return all_have_count(op->input_parts, size, *count) &&
-               all_have_count(op->output_parts, size, *count);
-    default:
-        return false;
-    }
+    return call->layout != 0 || !tddp_op_has_parts((tddp_op_kind)call->kind);
 }
 
 static uint64_t mix(uint64_t digest, uint64_t value)
@@ -64,8 +33,8 @@ static uint64_t mix(uint64_t digest, uint64_t value)
 /* 0 only for calls that must be compared themselves. */
 static uint64_t digest_of(const tddp_call *call, const tddp_op *op, int size)
 {
-    uint64_t count = call->sends;
-    if (!same_to_all_ranks(call) && !is_uniform(op, size, &count)) {
+    size_t count = call->sends;
+    if (!same_to_all_ranks(call) && !tddp_op_is_uniform(op, size, &count)) {
         return 0;
     }
     uint64_t digest = mix(call->sequence, (uint64_t)call->kind << 32 | call->dtype);

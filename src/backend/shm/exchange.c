@@ -78,7 +78,7 @@ bool tddp_shm_receives_staged(const tddp_shm_transfer *self, int sender, const t
 /* The one part that this rank sends to all its receivers. */
 static tddp_buffer shared_part(const tddp_shm_transfer *self)
 {
-    tddp_buffer part = tddp_shm_empty_buffer(self->op);
+    tddp_buffer part = {.data = NULL};
     for (int i = 1; i < self->size && part.count == 0; i++) {
         part = tddp_shm_send_part(self, tddp_shm_peer_after(self, i));
     }
