@@ -308,7 +308,11 @@ void tddp_launch_coordinator_join(tddp_launch_coordinator *coordinator,
                        ? TDDP_LAUNCH_OUT
                        : TDDP_LAUNCH_PENDING;
     if (coordinator->doc.stage == TDDP_LAUNCH_STAGE_ENDED && entry->round < 0) {
-        /* One of an earlier round has lost its way to the document, and reads the end there. */
-        decide(coordinator, node, TDDP_LAUNCH_OUT, "the job has ended already");
+        /* It is of a job that begins when this one's host has gone. (One of an earlier round has
+         * lost its way to the document, and reads the end there.) */
+        decide(coordinator, node, TDDP_LAUNCH_SPARE,
+               "the job \"%.200s\" at %.200s has ended: this node waits for it to begin again",
+               coordinator->opts.run_id, coordinator->opts.where);
+        node->status = TDDP_LAUNCH_OUT;
     }
 }

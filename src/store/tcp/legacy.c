@@ -169,10 +169,12 @@ tddp_status tddp_tcp_legacy_append(tddp_tcp_exchange *exchange, tddp_slice key, 
     status = status ? status : append_locked(exchange, mine, key, value);
     if (!exchange->store->broken && !exchange->silent) {
         /* Also after a failure, of which it may not be known whether the lock was taken. */
+        char reason[REASON_BYTES];
+        (void)snprintf(reason, sizeof reason, "%.500s", tddp_error_message());
         tddp_status left = tddp_tcp_renew(exchange);
         left =
             left ? left : tddp_tcp_swap(exchange, append_key, mine, (tddp_slice){"", 0}, &holder);
-        status = status ? status : left;
+        status = status ? tddp_fail(status, "%s", reason) : left;
         tddp_blob_free(&holder);
     }
     return status;

@@ -198,7 +198,8 @@ TEST(all_read_the_end)
     CHECK(!tddp_launch_coordinator_over(coordinator, now));
     CHECK(tddp_launch_coordinator_over(coordinator, now + 3 * SECOND));
     come(3, "c");
-    CHECK_TEXT(hear(), "refuse 3 the job has ended already");
+    CHECK_TEXT(hear(), "spare 3 the job \"job\" at here:29400 has ended: this node waits for it to "
+                       "begin again");
     bye(2);
     CHECK(tddp_launch_coordinator_over(coordinator, now));
     close_coordinator();

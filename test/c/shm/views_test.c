@@ -283,7 +283,6 @@ TEST(views_are_given_back)
 /* Without space in one rank's arena all ranks of the group have segments of their own. */
 static void without_space(shm_rank *it)
 {
-    setenv("TDDP_SHM_ARENA", "67108864", 1);
     host self = open_host(it);
     members all = everyone(it);
     void *handle = NULL;
@@ -304,6 +303,7 @@ static void without_space(shm_rank *it)
 
 TEST(without_space_a_group_has_segments_of_its_own)
 {
+    CHECK_INT(setenv("TDDP_SHM_ARENA", "67108864", 1), 0); /* before there are threads */
     run_shm_bare(SHM_PROCESSES, 3, without_space);
     run_shm_bare(SHM_THREADS, 3, without_space);
 }
