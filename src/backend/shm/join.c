@@ -247,10 +247,25 @@ static int host_of(const tddp_backend_opts *opts, int group_rank)
     return opts->hosts ? opts->hosts[group_rank] : opts->same_host ? 0 : group_rank;
 }
 
+/* What is needed to say that this rank has failed, which is done before memory is asked for. */
+static void count_ranks(joining *self)
+{
+    const tddp_backend_opts *opts = self->opts;
+    self->host = host_of(opts, opts->rank);
+    for (int rank = 0; rank < opts->world_size; rank++) {
+        const int host = host_of(opts, rank);
+        self->rank = rank == opts->rank ? self->size : self->rank;
+        self->size += host == self->host;
+        self->host_count += host == self->host_count;
+    }
+}
+
 static tddp_status find_local_ranks(joining *self)
 {
     const tddp_backend_opts *opts = self->opts;
     const size_t count = (size_t)opts->world_size;
+    int local = 0;
+    int hosts = 0;
     self->local_ranks = tddp_alloc_array(count, sizeof *self->local_ranks);
     self->firsts = tddp_alloc_array(count, sizeof *self->firsts);
     self->addresses = tddp_alloc_array(count, sizeof *self->addresses);
@@ -258,16 +273,12 @@ static tddp_status find_local_ranks(joining *self)
     if (!self->local_ranks || !self->firsts || !self->addresses || !self->places) {
         return TDDP_OUT_OF_MEMORY;
     }
-    self->host = host_of(opts, opts->rank);
     for (int rank = 0; rank < opts->world_size; rank++) {
-        if (host_of(opts, rank) == self->host_count) {
-            self->firsts[self->host_count++] = rank;
-        }
-        if (rank == opts->rank) {
-            self->rank = self->size;
+        if (host_of(opts, rank) == hosts) {
+            self->firsts[hosts++] = rank;
         }
         if (host_of(opts, rank) == self->host) {
-            self->local_ranks[self->size++] = rank;
+            self->local_ranks[local++] = rank;
         }
     }
     return open_meetings(self);
@@ -538,6 +549,7 @@ tddp_status tddp_shm_join(const tddp_backend_opts *opts, const char *refusal, co
                     .refusal = refusal,
                     .listen_fd = -1,
                     .declined = -1};
+    count_ranks(&self);
     tddp_status status = find_local_ranks(&self);
     if (status == TDDP_OK) {
         status = make_context(&self);
