@@ -276,6 +276,12 @@ tddp_status tddp_launch_node_follow(tddp_launch_node *node, const tddp_launch_st
             return status;
         }
     }
+    if (node->part == TDDP_LAUNCH_AWAITING && !running && rank >= 0 &&
+        doc->round > node->entry.round) {
+        /* A round that was over before this node read of it: ready for the next one. */
+        node->entry.round = doc->round;
+        node->entry.rank = rank;
+    }
     if (node->part == TDDP_LAUNCH_ENTERING) {
         take_master(node, doc);
     }
