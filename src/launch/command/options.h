@@ -174,6 +174,10 @@ TDDP_NODISCARD tddp_status tddp_launch_options_parse(int argc, char **argv,
  * default. All nodes must have the same. */
 int tddp_launch_silence_s(const tddp_launch_options *options);
 
+/* What --nnodes says: "2", or "2:4" where min_nodes and max_nodes differ. */
+#define TDDP_LAUNCH_NODES_BYTES 32
+void tddp_launch_nodes_text(const tddp_launch_options *options, char text[TDDP_LAUNCH_NODES_BYTES]);
+
 /* Whether nodes may come and go while the job runs: --nnodes=MIN:MAX, but not with static. */
 bool tddp_launch_is_elastic(const tddp_launch_options *options);
 

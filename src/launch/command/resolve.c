@@ -74,6 +74,13 @@ int tddp_launch_silence_s(const tddp_launch_options *options)
                                                     : SILENCE_S;
 }
 
+void tddp_launch_nodes_text(const tddp_launch_options *options, char text[TDDP_LAUNCH_NODES_BYTES])
+{
+    (void)snprintf(text, TDDP_LAUNCH_NODES_BYTES,
+                   options->min_nodes < options->max_nodes ? "%d:%d" : "%d", options->min_nodes,
+                   options->max_nodes);
+}
+
 bool tddp_launch_is_elastic(const tddp_launch_options *options)
 {
     return options->min_nodes < options->max_nodes && options->backend != TDDP_LAUNCH_STATIC;
@@ -131,10 +138,9 @@ static tddp_status resolve_endpoints(tddp_launch_options *options)
             options->endpoints[i].port = port;
         }
     }
-    char nodes[32];
+    char nodes[TDDP_LAUNCH_NODES_BYTES];
     const char *needed = several ? missing(options) : NULL;
-    (void)snprintf(nodes, sizeof nodes, options->min_nodes < options->max_nodes ? "%d:%d" : "%d",
-                   options->min_nodes, options->max_nodes);
+    tddp_launch_nodes_text(options, nodes);
     return needed ? tddp_fail(TDDP_INVALID_ARGUMENT, "--nnodes=%s needs %s", nodes, needed)
                   : TDDP_OK;
 }

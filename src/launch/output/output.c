@@ -188,12 +188,17 @@ static bool is_shown(const tddp_launch_options *options, int local_rank, int str
     return !elsewhere && tddp_launch_ranks_has(&options->local_ranks_filter, local_rank);
 }
 
+static tddp_launch_route *route_of(const tddp_launch_output *output, int local_rank, int stream)
+{
+    return &output->routes[local_rank * TDDP_LAUNCH_STREAMS + stream];
+}
+
 /* `alone`: no other worker's output is on the console's stream. */
 static tddp_status choose_route(tddp_launch_output *output, const tddp_launch_world *world,
                                 int local_rank, int stream, bool alone)
 {
     const tddp_launch_options *options = output->options;
-    tddp_launch_route *route = &output->routes[local_rank * TDDP_LAUNCH_STREAMS + stream];
+    tddp_launch_route *route = route_of(output, local_rank, stream);
     tddp_launch_sink *sink = output->console->streams[stream];
     bool teed = names(&options->tee, local_rank, stream);
     bool logged = teed || names(&options->redirects, local_rank, stream);
@@ -263,11 +268,6 @@ tddp_status tddp_launch_output_begin(tddp_launch_output *output, const tddp_laun
 }
 
 /* --- what comes ------------------------------------------------------------------------------ */
-
-static tddp_launch_route *route_of(const tddp_launch_output *output, int local_rank, int stream)
-{
-    return &output->routes[local_rank * TDDP_LAUNCH_STREAMS + stream];
-}
 
 int tddp_launch_output_fd(const tddp_launch_output *output, int local_rank, int stream)
 {

@@ -159,10 +159,11 @@ void tddp_launch_route_free(tddp_launch_route *route)
 static const tddp_launch_macro *find_macro(const char *at, const tddp_launch_macro *macros,
                                            size_t *size)
 {
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789";
+    static const char name_characters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789";
     bool braced = at[1] == '{';
     const char *name = at + 1 + braced;
-    size_t length = strspn(name, letters);
+    size_t length = strspn(name, name_characters);
     *size = 1 + length + 2 * (size_t)braced;
     for (; macros->name; macros++) {
         if (strlen(macros->name) == length && memcmp(macros->name, name, length) == 0 &&

@@ -69,9 +69,8 @@ static void *body(void *data)
  * measures silence. */
 static void describe_job(const tddp_launch_options *options, char text[TDDP_LAUNCH_JOB_BYTES])
 {
-    char nodes[32];
-    (void)snprintf(nodes, sizeof nodes, options->min_nodes < options->max_nodes ? "%d:%d" : "%d",
-                   options->min_nodes, options->max_nodes);
+    char nodes[TDDP_LAUNCH_NODES_BYTES];
+    tddp_launch_nodes_text(options, nodes);
     (void)snprintf(text, TDDP_LAUNCH_JOB_BYTES,
                    "--nnodes=%s --max-restarts=%d --rdzv-conf=heartbeat_timeout=%d", nodes,
                    options->max_restarts, tddp_launch_silence_s(options));
