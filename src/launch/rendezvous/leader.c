@@ -16,7 +16,6 @@ void tddp_launch_node_step_down(tddp_launch_node *node)
     tddp_launch_coordinator_free(node->coordinator);
     node->coordinator = NULL;
     node->leads = false;
-    node->written = 0;
 }
 
 int64_t tddp_launch_node_lead_due(const tddp_launch_node *node)
@@ -40,7 +39,6 @@ static tddp_status create_coordinator(tddp_launch_node *node)
                                                .job = node->entry.job,
                                                .started = tddp_launch_new_generation()};
     tddp_status status = tddp_launch_coordinator_create(&opts, tddp_now_ns(), &node->coordinator);
-    node->written = 0;
     if (status != TDDP_OK || !node->view.state.data) {
         return status;
     }
@@ -52,23 +50,21 @@ static tddp_status create_coordinator(tddp_launch_node *node)
     return status == TDDP_PROTOCOL ? TDDP_OK : status; /* what is no document is written over */
 }
 
+/* If the document is another than the one that is there. */
 static tddp_status write_state(tddp_launch_node *node)
 {
     const tddp_launch_state *doc = tddp_launch_coordinator_state(node->coordinator);
+    const tddp_slice before = {node->view.state.data, node->view.state.size};
     tddp_bytes text = {0};
-    if (doc->version == node->written) {
-        return TDDP_OK;
-    }
     tddp_status status = tddp_launch_state_write(doc, &text);
-    if (status == TDDP_OK) {
-        status = node->link.backend->put_state(
-            &node->link, (tddp_slice){node->view.state.data, node->view.state.size},
-            (tddp_slice){text.data, text.size});
-    }
-    if (status == TDDP_OK) {
-        node->written = doc->version;
-        tddp_blob_free(&node->view.state);
-        status = tddp_blob_copy((tddp_slice){text.data, text.size}, &node->view.state);
+    const tddp_slice now = {text.data, text.size};
+    if (status == TDDP_OK &&
+        (now.size != before.size || memcmp(now.data, before.data, now.size) != 0)) {
+        status = node->link.backend->put_state(&node->link, before, now);
+        if (status == TDDP_OK) {
+            tddp_blob_free(&node->view.state);
+            status = tddp_blob_copy(now, &node->view.state);
+        }
     }
     tddp_bytes_free(&text);
     return status;

@@ -58,7 +58,6 @@ typedef struct tddp_launch_rendezvous {
     int64_t lead_at; /* when one that does not serve the store may try to; 0: not asked yet */
     bool leads;
     tddp_launch_coordinator *coordinator; /* NULL: it does not lead, or decides nothing yet */
-    int64_t written;                      /* the version of its document that is written */
     /* This node. */
     tddp_launch_entry entry; /* as it is to be written */
     bool entry_changed;      /* and was not yet */

@@ -178,11 +178,11 @@ static tddp_status enter_round(tddp_launch_node *node, const tddp_launch_state *
 /* This node's round is over, whether it ran or was about to. */
 static void leave_round(tddp_launch_node *node, const tddp_launch_state *doc)
 {
-    bool told = doc->over >= node->entry.round && doc->over_text[0];
-    bool failed = told && doc->over_how != TDDP_LAUNCH_HOW_CHANGED;
+    bool told = doc->over >= node->entry.round && doc->text[0];
+    bool failed = told && doc->how != TDDP_LAUNCH_HOW_CHANGED;
     tddp_launch_node_round_over(
         node, failed ? TDDP_LAUNCH_NOTIFICATION_FAILED : TDDP_LAUNCH_NOTIFICATION_CHANGED,
-        told ? doc->over_text
+        told ? doc->text
              : "this node was silent, or cut off, for so long that the others go on without it");
 }
 
@@ -195,7 +195,7 @@ static void take_end(tddp_launch_node *node, const tddp_launch_state *doc)
         [TDDP_LAUNCH_HOW_CHANGED] = TDDP_LAUNCH_NOTIFICATION_ENDED,
     };
     node->ended = true;
-    tddp_launch_node_notify(node, notification[doc->ended_how], "%s", doc->ended_text);
+    tddp_launch_node_notify(node, notification[doc->how], "%s", doc->text);
 }
 
 /* --- what a node is told --------------------------------------------------------------------- */

@@ -17,15 +17,13 @@ void tddp_launch_view_free(tddp_launch_view *view)
 
 static tddp_status add_entry(tddp_launch_view *view, tddp_slice id, tddp_slice value)
 {
-    tddp_launch_entry *entry;
-    void *entries = view->entries;
-    tddp_status status = tddp_launch_grow(&entries, view->count, sizeof *view->entries);
-    if (status != TDDP_OK) {
-        return status;
+    tddp_launch_entry *entries = tddp_launch_grow(view->entries, view->count, sizeof *entries);
+    if (!entries) {
+        return TDDP_OUT_OF_MEMORY;
     }
+    tddp_launch_entry *entry = &entries[view->count];
     view->entries = entries;
-    entry = &view->entries[view->count];
-    status = tddp_launch_entry_read(value.data, value.size, entry);
+    tddp_status status = tddp_launch_entry_read(value.data, value.size, entry);
     if (status == TDDP_PROTOCOL) {
         tddp_log(TDDP_LOG_WARN, "launch", "%s", tddp_error_message());
         return TDDP_OK;

@@ -127,7 +127,7 @@ TEST(a_job_leaves_nothing_but_its_end)
     CHECK_INT(left.count, 1);
     CHECK_TEXT(left.pairs[0].key.data, "/torchrun/job/state");
     CHECK_CONTAINS(left.pairs[0].value.data, "\"stage\": \"ended\"");
-    CHECK_CONTAINS(left.pairs[0].value.data, "\"ended_how\": \"done\"");
+    CHECK_CONTAINS(left.pairs[0].value.data, "\"how\": \"done\"");
     CHECK(key_number(&server, "/torchrun/job/state", "lease") != 0); /* it goes by itself */
     tddp_etcd_answer_free(&left);
     /* The job's name may be used again. */
