@@ -275,6 +275,9 @@ tddp_status tddp_launch_node_follow(tddp_launch_node *node, const tddp_launch_st
         if (status != TDDP_OK) {
             return status;
         }
+    } else if (rank >= 0 && doc->round > node->entry.round) { /* it was over before this read it */
+        take_place(node, doc, rank);
+        node->entry_changed = true;
     }
     if (node->part == TDDP_LAUNCH_ENTERING) {
         take_master(node, doc);
