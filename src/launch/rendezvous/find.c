@@ -233,7 +233,7 @@ tddp_status tddp_launch_node_search(tddp_launch_node *node)
         return TDDP_OK;
     }
     go_on(node);
-    int64_t pause_ms = PAUSE_MS + (tddp_now_ns() - node->alone_ns) / TDDP_NS_PER_MS / 4;
+    int64_t pause_ms = PAUSE_MS + (tddp_now_ns() - node->alone_ns) / TDDP_NS_PER_MS;
     int64_t most_ms = node->started ? SHORT_PAUSE_MS : MOST_PAUSE_MS;
     return node->over
                ? TDDP_OK
