@@ -30,8 +30,8 @@
 #define TDDP_LAUNCH_COORDINATOR_H
 
 #include "launch/command/options.h"
+#include "launch/rendezvous/rendezvous.h"
 #include "launch/rendezvous/state.h"
-#include "launch/rendezvous/times.h"
 
 typedef struct tddp_launch_coordinator tddp_launch_coordinator;
 

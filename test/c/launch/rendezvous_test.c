@@ -188,7 +188,7 @@ TEST(a_host_of_an_elastic_job_that_stands_still)
     signal_host(SIGSTOP);
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_CHANGED);
-    CHECK_CONTAINS(text, "the other nodes go on without this one");
+    CHECK_CONTAINS(text, "the other nodes go on without it");
     signal_host(SIGCONT);
     tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_AGAIN, "");
     CHECK_INT(after_status(), TDDP_LAUNCH_NOTIFICATION_JOINED);
