@@ -100,7 +100,8 @@ struct tddp_launch_agent {
     bool front_killed;                /* torchrun's front was killed, and that has been acted on */
     tddp_launch_notification outcome; /* what the nodes have made of the round, up to now */
     bool reported; /* what ended the last round was a failure of ours, and its report is out */
-    tddp_launch_record record; /* of what failed so far */
+    tddp_launch_attempt attempt; /* all of the last one's, for reports */
+    tddp_launch_record record;   /* of what failed so far */
     char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
     char news[TDDP_LAUNCH_NOTIFICATION_BYTES]; /* the text of the last notification */
 };

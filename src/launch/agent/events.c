@@ -258,10 +258,7 @@ tddp_status tddp_launch_agent_on_timers(void *data)
 {
     tddp_launch_agent *agent = data;
     tddp_launch_timer timer;
-    if (!tddp_launch_timers_read(agent->timers)) {
-        tddp_launch_console_log(&agent->console,
-                                "the workers have too many timers: further ones do not count");
-    }
+    tddp_launch_timers_read(agent->timers);
     while (tddp_launch_timers_expired(agent->timers, &timer)) {
         tddp_launch_worker *worker = find_worker(agent, timer.pid);
         if (worker && agent->phase == TDDP_LAUNCH_RUNNING) {

@@ -171,22 +171,9 @@ bool tddp_launch_agent_goes_on(const tddp_launch_agent *agent)
                              : agent->world.restart < agent->options->max_restarts;
 }
 
-static tddp_launch_attempt attempt_of(const tddp_launch_agent *agent)
-{
-    return (tddp_launch_attempt){
-        .program = agent->program->name,
-        .job = &agent->job,
-        .world = &agent->world,
-        .workers = agent->workers,
-        .count = agent->count,
-        .output = agent->output,
-    };
-}
-
 void tddp_launch_agent_finish_round(tddp_launch_agent *agent, int value)
 {
     (void)value;
-    const tddp_launch_attempt attempt = attempt_of(agent);
     tddp_launch_output_drain(agent->output);
     if (agent->count > 0 && agent->workers[0].has_terminal &&
         WIFSIGNALED(agent->workers[0].wait_status)) {
@@ -194,7 +181,7 @@ void tddp_launch_agent_finish_round(tddp_launch_agent *agent, int value)
     }
     bool elsewhere = agent->cause == TDDP_LAUNCH_CAUSE_PEER;
     if (elsewhere || agent->cause == TDDP_LAUNCH_CAUSE_WORKER) {
-        tddp_launch_report(&agent->record, &attempt, elsewhere ? agent->text : NULL,
+        tddp_launch_report(&agent->record, &agent->attempt, elsewhere ? agent->text : NULL,
                            &agent->console);
     }
     if (tddp_launch_agent_goes_on(agent)) {
@@ -241,7 +228,6 @@ void tddp_launch_agent_leave_nodes(tddp_launch_agent *agent)
 
 int tddp_launch_agent_conclude(tddp_launch_agent *agent)
 {
-    const tddp_launch_attempt attempt = attempt_of(agent);
     bool unread = agent->cause == TDDP_LAUNCH_CAUSE_UNREAD;
     int signal = agent->signal ? agent->signal : unread ? SIGPIPE : 0;
     tddp_launch_outcome outcome = {
@@ -255,7 +241,7 @@ int tddp_launch_agent_conclude(tddp_launch_agent *agent)
         .report_file = agent->options->report_file,
         .error_file = getenv("TORCHELASTIC_ERROR_FILE"),
     };
-    tddp_launch_record_write(&agent->record, &attempt, &outcome, &agent->console);
+    tddp_launch_record_write(&agent->record, &agent->attempt, &outcome, &agent->console);
     tddp_launch_console_flush(&agent->console);
     return outcome.exit_status;
 }

@@ -85,9 +85,9 @@ enum { TDDP_LAUNCH_STDOUT = 1, TDDP_LAUNCH_STDERR = 2 };
 
 /* --redirects, --tee, --local-ranks-filter: what was asked for by local rank. */
 typedef struct tddp_launch_by_rank {
-    bool given;  /* anything was */
-    int highest; /* local rank that was named; -1: none */
-    unsigned char of[TDDP_LAUNCH_MAX_LOCAL];
+    bool given;                              /* anything was */
+    int highest;                             /* local rank that was named; -1: none */
+    unsigned char of[TDDP_LAUNCH_MAX_LOCAL]; /* the streams; more than these if it was named */
 } tddp_launch_by_rank;
 
 /* --duplicate-stdout-filters and its twin: `count` texts, one after the other, each with its NUL.
@@ -147,12 +147,6 @@ typedef struct tddp_launch_options {
      * processes, so that one can remove it for the other. NULL: none could be made. */
     const char *private_folder;
 } tddp_launch_options;
-
-/* The streams of a worker that --redirects or --tee name. */
-int tddp_launch_streams_of(const tddp_launch_by_rank *streams, int local_rank);
-
-/* Whether --local-ranks-filter lets a worker's lines through. */
-bool tddp_launch_ranks_has(const tddp_launch_by_rank *ranks, int local_rank);
 
 /* Whether a line contains one of the texts; never if there are none. */
 bool tddp_launch_filters_match(const tddp_launch_filters *filters, const char *line, size_t size);

@@ -219,16 +219,6 @@ bool tddp_launch_read_by_rank(const tddp_launch_flag *flag, const char *value, v
     return true;
 }
 
-int tddp_launch_streams_of(const tddp_launch_by_rank *streams, int local_rank)
-{
-    return streams->of[local_rank] & ~NAMED;
-}
-
-bool tddp_launch_ranks_has(const tddp_launch_by_rank *ranks, int local_rank)
-{
-    return !ranks->given || ranks->of[local_rank] != 0;
-}
-
 /* Texts between single commas, the spaces around them taken away; ",," is a comma of the text. */
 bool tddp_launch_read_filters(const tddp_launch_flag *flag, const char *value, void *field)
 {
@@ -273,11 +263,11 @@ bool tddp_launch_filters_match(const tddp_launch_filters *filters, const char *l
 }
 
 /* The number of "SIGTERM", "TERM", "term" or "15"; 0 if there is no such signal, or none that can
- * be waited for: SIGCHLD and SIGCONT are torchrun's own, the others its own faults. */
+ * be waited for: SIGCHLD, SIGCONT and SIGPIPE are torchrun's own, the others its own faults. */
 static int signal_number(const char *text)
 {
-    static const int refused[] = {SIGKILL, SIGSTOP, SIGCHLD, SIGCONT, SIGILL, SIGTRAP,
-                                  SIGABRT, SIGBUS,  SIGFPE,  SIGSEGV, SIGSYS};
+    static const int refused[] = {SIGKILL, SIGSTOP, SIGCHLD, SIGCONT, SIGPIPE, SIGILL,
+                                  SIGTRAP, SIGABRT, SIGBUS,  SIGFPE,  SIGSEGV, SIGSYS};
     const char *name = strncasecmp(text, "SIG", 3) == 0 ? text + 3 : text;
     int64_t number = 0;
     bool numeric = tddp_parse_int(text, 1, NSIG - 1, &number);

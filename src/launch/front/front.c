@@ -134,10 +134,11 @@ static tddp_status become_agent(tddp_launch_signals *signals, pid_t front)
 
 tddp_status tddp_launch_split(tddp_launch_signals *signals, int *status)
 {
-    char *unrelated = tddp_launch_list_children();
+    char unrelated[TDDP_LAUNCH_CHILDREN_BYTES];
     pid_t front = getpid();
     pid_t agent = -1;
     tddp_status result = tddp_launch_adopt_orphans();
+    tddp_launch_list_children(unrelated);
     if (result == TDDP_OK && (agent = fork()) < 0) {
         result = tddp_fail_errno("cannot start torchrun's agent: fork");
     } else if (agent == 0) {
@@ -146,6 +147,5 @@ tddp_status tddp_launch_split(tddp_launch_signals *signals, int *status)
     } else if (agent > 0) {
         *status = finish(agent, watch(agent, signals, unrelated), unrelated);
     }
-    free(unrelated);
     return result;
 }

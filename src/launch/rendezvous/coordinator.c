@@ -86,7 +86,7 @@ static tddp_launch_participant *find_node(const tddp_launch_coordinator *c, cons
 static tddp_launch_participant *add_node(tddp_launch_coordinator *c, const tddp_launch_entry *entry,
                                          tddp_launch_node_status status)
 {
-    tddp_launch_participant *nodes = tddp_launch_grow(c->nodes, c->count, sizeof *nodes);
+    tddp_launch_participant *nodes = tddp_grow(c->nodes, (size_t)c->count, sizeof *nodes);
     if (!nodes) {
         c->status = TDDP_OUT_OF_MEMORY;
         return NULL;

@@ -64,7 +64,7 @@ TDDP_NODISCARD tddp_status tddp_launch_coordinator_take(tddp_launch_coordinator 
                                                         int64_t now_ns);
 
 /* The caller was held up (stopped, say), and nodes may have given up their connections for that:
- * they have takeover_ms to make them anew. */
+ * they have takeover_ms to make them again. */
 void tddp_launch_coordinator_forgive(tddp_launch_coordinator *coordinator, int64_t now_ns);
 
 /* The document. Borrowed until the next call. */

@@ -62,8 +62,6 @@ static tddp_status call_lease(tddp_launch_link *link, const char *path, int64_t 
     return status;
 }
 
-/* --- the link -------------------------------------------------------------------------------- */
-
 static void close_link(tddp_launch_link *link)
 {
     connection *c = link->state;
@@ -76,26 +74,6 @@ static void close_link(tddp_launch_link *link)
     tddp_etcd_close(&c->etcd);
     free(c);
     link->state = NULL;
-}
-
-/* The client makes its connections itself: this only sees whether etcd answers. */
-static tddp_status connect_link(tddp_launch_link *link, int64_t limit_ms)
-{
-    const tddp_wait wait = {limit_ms, link->cancel};
-    tddp_etcd_answer answer = {0};
-    tddp_status status = TDDP_OK;
-    if (!link->state) {
-        connection *made = link->state = tddp_alloc(sizeof *made);
-        status = made ? tddp_etcd_open(&made->etcd, link->options) : TDDP_OUT_OF_MEMORY;
-    }
-    if (status == TDDP_OK) {
-        connection *c = link->state;
-        char *body = tddp_format("{\"key\": \"%s\"}", key_of(link, "/leader", "").text);
-        c->revision = 0;
-        status = tddp_etcd_call(&c->etcd, "/v3/kv/range", body, &wait, &answer);
-        tddp_etcd_answer_free(&answer);
-    }
-    return status;
 }
 
 /* --- what is there --------------------------------------------------------------------------- */
@@ -129,6 +107,25 @@ static tddp_status watch(tddp_launch_link *link, int64_t limit_ms, tddp_launch_v
         status = tddp_launch_view_add(view, &answer.pairs[i].key, prefix, &answer.pairs[i].value);
     }
     tddp_etcd_answer_free(&answer);
+    return status;
+}
+
+/* The client makes its connections itself: this only sees whether etcd answers. */
+static tddp_status connect_link(tddp_launch_link *link, int64_t limit_ms)
+{
+    tddp_launch_view view = {.count = 0};
+    connection *c = link->state;
+    tddp_status status = TDDP_OK;
+    if (!c) {
+        link->state = c = tddp_alloc(sizeof *c);
+        status = c ? tddp_etcd_open(&c->etcd, link->options) : TDDP_OUT_OF_MEMORY;
+    }
+    if (status == TDDP_OK) {
+        c->revision = 0;
+        status = watch(link, limit_ms, &view);
+        tddp_launch_view_free(&view);
+        c->revision = 0; /* the caller reads it all again */
+    }
     return status;
 }
 

@@ -117,7 +117,7 @@ void tddp_launch_node_begin_search(tddp_launch_node *node);
 /* Nobody is known to lead: tells so now and then, and gives up in the end. */
 void tddp_launch_node_await_leader(tddp_launch_node *node, const char *why);
 
-/* Who served the store has ended, and took the job along. An elastic one begins anew, with this
+/* Who served the store has ended, and took the job along. An elastic one begins again, with this
  * node as a newcomer, if another host comes in a moment. */
 void tddp_launch_node_lose_job(tddp_launch_node *node, const char *why);
 

@@ -12,7 +12,7 @@
 typedef struct tddp_launch_times {
     int64_t beat_ms;      /* between two signs of life of a node */
     int64_t silence_ms;   /* without one, until a node counts as lost; 0: never */
-    int64_t read_ms;      /* for one answer; then the connection is made anew */
+    int64_t read_ms;      /* for one answer; then the connection is made again */
     int64_t join_ms;      /* for the nodes to come together */
     int64_t last_call_ms; /* for more than the least number of nodes */
     int64_t close_ms;     /* at the end, for all nodes to read it */

@@ -12,15 +12,13 @@
 #include "launch/rendezvous/state.h"
 #include "launch/report/json.h"
 
-/* A text, which is longer than any number; or a number from `min` to `max`; or, with `words`, one
- * of these, from the first to that of `max`. */
+/* A text, which is longer than any number; or a number from `min` to `max`. */
 typedef struct field {
     const char *key;
     size_t offset;
     size_t size;
     int64_t min;
     int64_t max;
-    const char *const *words;
 } field;
 
 #define FIELD(type, name) \
@@ -32,11 +30,7 @@ typedef struct field {
 #define ANY_NUMBER RANGE(INT64_MIN, INT64_MAX)
 #define ROUND RANGE(-1, TDDP_LAUNCH_HIGHEST_ROUND)
 #define RANK RANGE(-1, TDDP_LAUNCH_MOST_MEMBERS)
-#define FLAG .max = 1, .words = flags
-
-static const char *const flags[] = {"false", "true"};
-static const char *const stages[] = {"gathering", "running", "ended"};
-static const char *const hows[] = {"done", "failed", "stopped", "changed"};
+#define FLAG RANGE(0, 1)
 
 static const field member_fields[] = {
     {MEMBER(id)},
@@ -71,7 +65,7 @@ static const field entry_fields[] = {
 static const field state_fields[] = {
     {STATE(started), ANY_NUMBER},
     {STATE(job)},
-    {STATE(stage), .max = TDDP_LAUNCH_STAGE_ENDED, .words = stages},
+    {STATE(stage), RANGE(0, TDDP_LAUNCH_STAGE_ENDED)},
     {STATE(round), ROUND},
     {STATE(restart), RANGE(0, INT32_MAX)},
     {STATE(generation), ANY_NUMBER},
@@ -79,7 +73,7 @@ static const field state_fields[] = {
     {STATE(master_port), RANGE(0, 65535)},
     {STATE(master_addr)},
     {STATE(over), ROUND},
-    {STATE(how), .max = TDDP_LAUNCH_HOW_CHANGED, .words = hows},
+    {STATE(how), RANGE(0, TDDP_LAUNCH_HOW_CHANGED)},
     {STATE(text)},
     {STATE(report), ANY_NUMBER},
     {STATE(status)},
@@ -113,17 +107,6 @@ static void store(const field *item, void *at, int64_t value)
     }
 }
 
-void *tddp_launch_grow(void *array, int count, size_t each)
-{
-    bool full = (count & (count - 1)) == 0; /* its room is the next power of two */
-    size_t room = count == 0 ? 1 : (size_t)count * 2;
-    char *grown = full ? tddp_resize(array, room * each) : array;
-    if (grown) {
-        memset(grown + (size_t)count * each, 0, each);
-    }
-    return grown;
-}
-
 /* --- writing --------------------------------------------------------------------------------- */
 
 static void write_fields(tddp_launch_json *json, const field *item, const void *data)
@@ -132,10 +115,6 @@ static void write_fields(tddp_launch_json *json, const field *item, const void *
         const char *at = (const char *)data + item->offset;
         if (item->size > sizeof(int64_t)) {
             tddp_launch_json_text(json, item->key, at);
-        } else if (item->words == flags) {
-            tddp_launch_json_bool(json, item->key, load(item, at) != 0);
-        } else if (item->words) {
-            tddp_launch_json_text(json, item->key, item->words[load(item, at)]);
         } else {
             tddp_launch_json_number(json, item->key, load(item, at));
         }
@@ -193,17 +172,11 @@ typedef struct reading {
 /* Whether this is a value of the field, which it then becomes. */
 static bool read_value(const field *item, void *at, const char *text)
 {
-    int64_t value = 0;
+    int64_t value;
+    bool sound = true;
     if (item->size > sizeof(int64_t)) {
         (void)snprintf(at, item->size, "%s", text);
-        return true;
-    }
-    while (item->words && value <= item->max && strcmp(item->words[value], text) != 0) {
-        value++;
-    }
-    bool sound =
-        item->words ? value <= item->max : tddp_parse_int(text, item->min, item->max, &value);
-    if (sound) {
+    } else if ((sound = tddp_parse_int(text, item->min, item->max, &value))) {
         store(item, at, value);
     }
     return sound;
@@ -225,18 +198,13 @@ static void on_scalar(void *context, const char *key, const char *text)
 /* One more item of a list, to which what follows belongs. Returns where the list is now. */
 static void *begin_item(reading *r, const field *fields, void *items, int *count, size_t each)
 {
-    char *grown = *count < TDDP_LAUNCH_MOST_MEMBERS ? tddp_launch_grow(items, *count, each) : NULL;
+    char *grown = *count < TDDP_LAUNCH_MOST_MEMBERS ? tddp_grow(items, (size_t)*count, each) : NULL;
     if (!grown) {
         r->status = *count < TDDP_LAUNCH_MOST_MEMBERS ? TDDP_OUT_OF_MEMORY : TDDP_PROTOCOL;
         return items;
     }
     r->fields[0] = fields;
     r->data = grown + (size_t)(*count)++ * each;
-    for (const field *item = fields; item->key; item++) {
-        if (item->min > 0) { /* what the text leaves out is in its range, too */
-            store(item, (char *)r->data + item->offset, item->min);
-        }
-    }
     return grown;
 }
 
@@ -247,6 +215,9 @@ static void on_object(void *context, const char *key)
     if (doc && strcmp(key, "members") == 0) {
         doc->members =
             begin_item(r, member_fields, doc->members, &doc->count, sizeof *doc->members);
+        if (r->status == TDDP_OK) {
+            doc->members[doc->count - 1].local_size = 1; /* unless the text has another */
+        }
     } else if (doc && strcmp(key, "notes") == 0) {
         doc->notes = begin_item(r, note_fields, doc->notes, &doc->note_count, sizeof *doc->notes);
     } else if (key[0] != '\0') { /* not the outermost one */

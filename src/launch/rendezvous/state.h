@@ -130,8 +130,4 @@ void tddp_launch_state_free(tddp_launch_state *state);
 /* The member with this id; -1: none. */
 int tddp_launch_state_rank(const tddp_launch_state *state, const char *id);
 
-/* Makes room for one more, cleared, at the end of an array of `count` that doubles, and returns
- * where the array is now. NULL: short memory, and `array` is as it was. */
-void *tddp_launch_grow(void *array, int count, size_t each);
-
 #endif

@@ -17,7 +17,7 @@ void tddp_launch_view_free(tddp_launch_view *view)
 
 static tddp_status add_entry(tddp_launch_view *view, const char *id, const tddp_blob *value)
 {
-    tddp_launch_entry *entries = tddp_launch_grow(view->entries, view->count, sizeof *entries);
+    tddp_launch_entry *entries = tddp_grow(view->entries, (size_t)view->count, sizeof *entries);
     if (!entries) {
         return TDDP_OUT_OF_MEMORY;
     }

@@ -55,18 +55,12 @@ bool tddp_launch_has_children(void)
     return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD;
 }
 
-char *tddp_launch_list_children(void)
+void tddp_launch_list_children(char list[TDDP_LAUNCH_CHILDREN_BYTES])
 {
     char path[PATH_BYTES];
-    char *list = NULL;
-    size_t capacity = 0;
+    list[0] = '\0';
     (void)snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
-    FILE *file = fopen(path, "re");
-    if (file) {
-        (void)!getline(&list, &capacity, file); /* "12 34 " */
-        fclose(file);
-    }
-    return list;
+    (void)tddp_scan_file(path, "%1023[^\n]", list); /* "12 34 " */
 }
 
 /* --- all processes --------------------------------------------------------------------------- */

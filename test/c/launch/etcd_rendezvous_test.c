@@ -126,8 +126,11 @@ TEST(a_job_leaves_nothing_but_its_end)
     tddp_etcd_answer left = keys("/torchrun/job/", "/torchrun/job0");
     CHECK_INT(left.count, 1);
     CHECK_TEXT(left.pairs[0].key.data, "/torchrun/job/state");
-    CHECK_CONTAINS(left.pairs[0].value.data, "\"stage\": \"ended\"");
-    CHECK_CONTAINS(left.pairs[0].value.data, "\"how\": \"done\"");
+    tddp_launch_state doc;
+    CHECK_OK(tddp_launch_state_read(left.pairs[0].value.data, left.pairs[0].value.size, &doc));
+    CHECK_INT(doc.stage, TDDP_LAUNCH_STAGE_ENDED);
+    CHECK_INT(doc.how, TDDP_LAUNCH_HOW_DONE);
+    tddp_launch_state_free(&doc);
     CHECK(key_number(&server, "/torchrun/job/state", "lease") != 0); /* it goes by itself */
     tddp_etcd_answer_free(&left);
     /* The job's name may be used again. */

@@ -147,15 +147,15 @@ TEST(garbage)
         "{\"id\": \"a\", \"local_size\": 65537}",
         "{\"id\": \"a\", \"round\": -2}",
         "{\"id\": \"a\", \"round\": 1.5}",
-        "{\"id\": \"a\", \"hosting\": 1}",
+        "{\"id\": \"a\", \"hosting\": true}",
         "{\"id\": \"a\", \"master_port\": 65536}",
         "{\"id\": \"a\", \"pid\": \"x\"}",
     };
     static const char *const states[] = {
         "",
         "null x",
-        "{\"stage\": \"running\", \"round\": 0",
-        "{\"stage\": \"walking\"}",
+        "{\"stage\": 1, \"round\": 0",
+        "{\"stage\": 3}",
         "{\"how\": \"\"}",
         "{\"members\": [{\"local_size\": 0}]}",
         "{\"other\": {}}",
