@@ -154,10 +154,6 @@ tddp_launch_action tddp_launch_agent_finish_round;
 /* Forgets the workers, which have ended. */
 void tddp_launch_agent_forget_workers(tddp_launch_agent *agent);
 
-/* tddp_launch_rendezvous_request(), if there is a rendezvous. */
-void tddp_launch_agent_request(const tddp_launch_agent *agent, tddp_launch_request request,
-                               const char *text);
-
 /* Requests to leave it: "node 1" with what it did behind it. */
 void tddp_launch_agent_send_leave(const tddp_launch_agent *agent, const char *what);
 

@@ -63,7 +63,8 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent, int value)
         status = start_worker(agent, i);
     }
     if (status != TDDP_OK) {
-        tddp_launch_agent_request(agent, TDDP_LAUNCH_REQUEST_FAILED, tddp_error_message());
+        tddp_launch_rendezvous_request(agent->rendezvous, TDDP_LAUNCH_REQUEST_FAILED,
+                                       tddp_error_message());
         tddp_launch_agent_handle(agent, TDDP_LAUNCH_EVENT_FAULT);
     }
 }
@@ -142,7 +143,7 @@ static void start_next_round(tddp_launch_agent *agent)
     agent->cause = TDDP_LAUNCH_CAUSE_NONE;
     tddp_launch_agent_enter(agent, TDDP_LAUNCH_JOINING, -1);
     if (agent->rendezvous) {
-        tddp_launch_agent_request(agent, TDDP_LAUNCH_REQUEST_AGAIN, "");
+        tddp_launch_rendezvous_request(agent->rendezvous, TDDP_LAUNCH_REQUEST_AGAIN, "");
     } else {
         start_alone(agent, agent->world.restart + 1);
     }
@@ -200,14 +201,6 @@ void tddp_launch_agent_finish_round(tddp_launch_agent *agent, int value)
                                                 : -1);
 }
 
-void tddp_launch_agent_request(const tddp_launch_agent *agent, tddp_launch_request request,
-                               const char *text)
-{
-    if (agent->rendezvous) {
-        tddp_launch_rendezvous_request(agent->rendezvous, request, text);
-    }
-}
-
 void tddp_launch_agent_send_leave(const tddp_launch_agent *agent, const char *what)
 {
     char text[128];
@@ -216,7 +209,7 @@ void tddp_launch_agent_send_leave(const tddp_launch_agent *agent, const char *wh
         (void)snprintf(node, sizeof node, "node %d", agent->world.node_rank);
     }
     (void)snprintf(text, sizeof text, "%s %s", node, what);
-    tddp_launch_agent_request(agent, TDDP_LAUNCH_REQUEST_LEAVE, text);
+    tddp_launch_rendezvous_request(agent->rendezvous, TDDP_LAUNCH_REQUEST_LEAVE, text);
 }
 
 void tddp_launch_agent_leave_nodes(tddp_launch_agent *agent)

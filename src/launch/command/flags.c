@@ -58,8 +58,8 @@ const tddp_launch_flag tddp_launch_flags[] = {
     {"rdzv-endpoint", tddp_launch_read_endpoints, 0, 0, 0, "HOST[:PORT],...",
      "where nodes meet; default port 29400 (c10d), 29500 (static) or 2379 (etcd). With etcd there "
      "may be several, up to 7: its members"},
-    {"rdzv-id", tddp_launch_read_text, FIELD(run_id), 0, 0, "ID",
-     "the job's name, the same on all nodes; with etcd no other job's"},
+    {"rdzv-id", tddp_launch_read_text, FIELD(run_id), 1, 256, "ID",
+     "the job's name of at most 256 bytes, the same on all nodes; with etcd no other job's"},
     {"rdzv-conf", NULL, 0, 0, 0, "KEY=VALUE,...", "settings of the rendezvous, which stand below"},
     {.names = "", .help = "Failures and signals"},
     {"max-restarts", tddp_launch_read_number, FIELD(max_restarts), 0, 1000000, "N",

@@ -80,10 +80,8 @@ typedef struct tddp_launch_conf {
 /* "HOST:PORT", with brackets where they are needed. */
 void tddp_launch_endpoint_text(const tddp_launch_endpoint *endpoint, char *text, size_t size);
 
-/* Which streams go to files: bit 0 standard output, bit 1 standard error. */
-enum { TDDP_LAUNCH_STDOUT = 1, TDDP_LAUNCH_STDERR = 2 };
-
-/* --redirects, --tee, --local-ranks-filter: what was asked for by local rank. */
+/* --redirects, --tee, --local-ranks-filter: what was asked for by local rank. Of streams bit 0 is
+ * standard output, bit 1 standard error. */
 typedef struct tddp_launch_by_rank {
     bool given;                              /* anything was */
     int highest;                             /* local rank that was named; -1: none */

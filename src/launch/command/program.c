@@ -179,7 +179,7 @@ char **tddp_launch_program_argv(const tddp_launch_program *program, int local_ra
 char **tddp_launch_list_texts(tddp_bytes *texts, bool failed)
 {
     size_t count = 0;
-    for (size_t at = 0; at < texts->size; at += strlen(texts->data + at) + 1) {
+    for (size_t at = 0; at < texts->size && !failed; at += strlen(texts->data + at) + 1) {
         count++;
     }
     char **list = failed ? NULL : tddp_alloc((count + 1) * sizeof *list + texts->size);

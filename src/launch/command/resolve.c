@@ -13,7 +13,6 @@ enum {
     ETCD_PORT = 2379,
     /* Its leases last 2 s at least, and the coordinator waits after that. */
     LEAST_ETCD_SILENCE_S = 3,
-    MOST_RUN_ID_BYTES = 256, /* in etcd's keys */
     CHECKED_WORKERS = 2,
     /* PyTorch's. */
     KEEP_ALIVE_INTERVAL_S = 5,
@@ -98,8 +97,8 @@ static const char *missing(const tddp_launch_options *options)
         return "--node-rank=N on each node (or --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT, "
                "which can do without)";
     }
-    if (etcd && (!options->run_id || strlen(options->run_id) > MOST_RUN_ID_BYTES)) {
-        return "--rdzv-id=ID, at most 256 bytes, that no other job in this etcd has";
+    if (etcd && !options->run_id) {
+        return "--rdzv-id=ID, that no other job in this etcd has";
     }
     if (etcd && tddp_launch_silence_s(options) < LEAST_ETCD_SILENCE_S) {
         return "a heartbeat_timeout of at least 3 s with etcd, whose leases take 2 s to run out";

@@ -53,9 +53,8 @@ bool tddp_launch_read_choice(const tddp_launch_flag *flag, const char *value, vo
 
 bool tddp_launch_read_text(const tddp_launch_flag *flag, const char *value, void *field)
 {
-    (void)flag;
     *(const char **)field = value;
-    return *value != '\0';
+    return *value != '\0' && (flag->max == 0 || strlen(value) <= (size_t)flag->max);
 }
 
 bool tddp_launch_read_code(const tddp_launch_flag *flag, const char *value, void *field)
@@ -175,15 +174,9 @@ bool tddp_launch_read_endpoints(const tddp_launch_flag *flag, const char *value,
     char part[PART_BYTES];
     out->endpoint_count = 0;
     for (const char *at = value; *at != '\0';) {
-        tddp_launch_endpoint *found = &out->endpoints[out->endpoint_count];
         if (out->endpoint_count == TDDP_LAUNCH_MAX_ENDPOINTS || !next_part(&at, part) ||
-            !read_endpoint(part, found)) {
+            !read_endpoint(part, &out->endpoints[out->endpoint_count])) {
             return false;
-        }
-        for (tddp_launch_endpoint *other = out->endpoints; other < found; other++) {
-            if (found->port == other->port && strcasecmp(found->host, other->host) == 0) {
-                return false;
-            }
         }
         out->endpoint_count++;
     }
@@ -323,7 +316,8 @@ static tddp_status refuse(const tddp_launch_flag *flag, const char *source, cons
     char range[48] = "";
     bool shown = value && !strchr(value, '@');
     if (flag->max > 0) {
-        (void)snprintf(range, sizeof range, ", from %d to %d", flag->min, flag->max);
+        (void)snprintf(range, sizeof range, ", from %d to %d%s", flag->min, flag->max,
+                       flag->read == tddp_launch_read_text ? " bytes" : "");
     }
     return tddp_fail(TDDP_INVALID_ARGUMENT, "%s%s%.256s: expected %s%s; see torchrun --help",
                      source, shown ? "=" : "", shown ? value : "",

@@ -134,11 +134,10 @@ static tddp_status become_agent(tddp_launch_signals *signals, pid_t front)
 
 tddp_status tddp_launch_split(tddp_launch_signals *signals, int *status)
 {
-    char unrelated[TDDP_LAUNCH_CHILDREN_BYTES];
+    char *unrelated = tddp_launch_list_children();
     pid_t front = getpid();
     pid_t agent = -1;
     tddp_status result = tddp_launch_adopt_orphans();
-    tddp_launch_list_children(unrelated);
     if (result == TDDP_OK && (agent = fork()) < 0) {
         result = tddp_fail_errno("cannot start torchrun's agent: fork");
     } else if (agent == 0) {
@@ -147,5 +146,6 @@ tddp_status tddp_launch_split(tddp_launch_signals *signals, int *status)
     } else if (agent > 0) {
         *status = finish(agent, watch(agent, signals, unrelated), unrelated);
     }
+    free(unrelated);
     return result;
 }

@@ -16,7 +16,6 @@
 #include "launch/output/route.h"
 
 static const char *const log_names[] = {"stdout.log", "stderr.log"};
-static const char *const filtered_names[] = {"filtered_stdout.log", "filtered_stderr.log"};
 static const char null_device[] = "/dev/null";
 
 struct tddp_launch_output {
@@ -132,7 +131,8 @@ static void open_filtered(tddp_launch_output *output)
 {
     for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
         if (filters_of(output, stream) && output->attempt && !output->discards) {
-            (void)open_log(output, tddp_format("%s/%s", output->attempt, filtered_names[stream]),
+            (void)open_log(output,
+                           tddp_format("%s/filtered_%s", output->attempt, log_names[stream]),
                            "nothing is written there", &output->filtered[stream]);
         }
     }
@@ -160,8 +160,7 @@ static char *make_prefix(const tddp_launch_output *output, const tddp_launch_wor
 /* Whether a flag names a worker's stream. */
 static bool names(const tddp_launch_by_rank *streams, int local_rank, int stream)
 {
-    int bit = stream == TDDP_LAUNCH_OUT ? TDDP_LAUNCH_STDOUT : TDDP_LAUNCH_STDERR;
-    return streams->of[local_rank] & bit;
+    return streams->of[local_rank] & 1 << stream;
 }
 
 /* Whether a stream is to be seen on the console. */

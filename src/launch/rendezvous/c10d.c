@@ -11,7 +11,7 @@
 #include "net/net.h"
 
 /* Run IDs have at most 256 bytes. */
-enum { KEY_BYTES = 384, LEAST_REACH_MS = 50, PATIENT_MS = 24 * 3600 * 1000 };
+enum { KEY_BYTES = 384, PATIENT_MS = 24 * 3600 * 1000 };
 
 static tddp_slice slice(const char *text)
 {
@@ -75,10 +75,6 @@ static tddp_status connect_link(tddp_launch_link *link, int64_t limit_ms)
     if (status == TDDP_OK) {
         status = tddp_tcp_store_open(&opts, &wait, &store);
         link->state = store;
-        if (status == TDDP_NETWORK) { /* it may have ended meanwhile */
-            opts.timeout_ms = LEAST_REACH_MS;
-            (void)!probe(link, &opts);
-        }
     }
     return status;
 }

@@ -304,22 +304,24 @@ static void follow_nodes(tddp_launch_coordinator *c)
 /* --- newcomers ------------------------------------------------------------------------------- */
 
 /* Finds the node that has, or waits for, the rank that a newcomer asks for. Returns whether that
- * one and all members have answered since the newcomer came: none of them is dead. */
+ * one, or where there is none all members, have answered since the newcomer came: they live. */
 static bool all_answered(const tddp_launch_coordinator *c, const tddp_launch_participant *newcomer,
                          const tddp_launch_participant **same_rank)
 {
     int wanted = newcomer->entry.self.node_rank;
     bool answered = true;
+    bool same_answered = false;
     for (int i = 0; i < c->count; i++) {
         const tddp_launch_participant *node = &c->nodes[i];
         bool member = node->status == TDDP_LAUNCH_MEMBER;
         bool same = wanted >= 0 && node->entry.self.node_rank == wanted && node != newcomer &&
                     (member || (node->status == TDDP_LAUNCH_WAITING && node->note.text[0]));
+        bool here = node->missing_ns == 0 && node->entry.probe >= newcomer->probe;
         *same_rank = same ? node : *same_rank;
-        answered &=
-            (!member && !same) || (node->missing_ns == 0 && node->entry.probe >= newcomer->probe);
+        same_answered |= same && here;
+        answered &= !member || here;
     }
-    return answered;
+    return *same_rank ? same_answered : answered;
 }
 
 /* The rank that a node of this host had in the last round, if that node has gone; or -1. */

@@ -78,27 +78,17 @@ static void close_link(tddp_launch_link *link)
 
 /* --- what is there --------------------------------------------------------------------------- */
 
-static tddp_status watch(tddp_launch_link *link, int64_t limit_ms, tddp_launch_view *view)
+/* Reads all that is there. */
+static tddp_status list(tddp_launch_link *link, int64_t limit_ms, tddp_launch_view *view)
 {
     connection *c = link->state;
     const tddp_wait wait = {limit_ms, link->cancel};
-    const tddp_wait answer_wait = {link->times.read_ms, link->cancel};
-    const key first = key_of(link, "/", "");
-    const key end = key_of(link, "0", "");
     const size_t prefix = strlen("/torchrun//") + strlen(link->run_id);
     tddp_etcd_answer answer = {0};
-    tddp_status status = TDDP_OK;
-    if (c->revision > 0) {
-        char *body = tddp_format("{\"create_request\": {\"key\": \"%s\", \"range_end\": \"%s\", "
-                                 "\"start_revision\": \"%lld\"}}",
-                                 first.text, end.text, (long long)c->revision + 1);
-        status = tddp_etcd_watch(&c->etcd, body, c->revision, &wait);
-    }
-    if (status == TDDP_OK) {
-        char *body = tddp_format("{\"key\": \"%s\", \"range_end\": \"%s\"}", first.text, end.text);
-        c->revision = 0; /* it has changed: it is listed again, also if this ends early */
-        status = tddp_etcd_call(&c->etcd, "/v3/kv/range", body, &answer_wait, &answer);
-    }
+    char *body = tddp_format("{\"key\": \"%s\", \"range_end\": \"%s\"}", key_of(link, "/", "").text,
+                             key_of(link, "0", "").text);
+    c->revision = 0; /* also if this ends early */
+    tddp_status status = tddp_etcd_call(&c->etcd, "/v3/kv/range", body, &wait, &answer);
     if (status == TDDP_OK) {
         tddp_launch_view_free(view);
         c->revision = answer.revision;
@@ -108,6 +98,21 @@ static tddp_status watch(tddp_launch_link *link, int64_t limit_ms, tddp_launch_v
     }
     tddp_etcd_answer_free(&answer);
     return status;
+}
+
+static tddp_status watch(tddp_launch_link *link, int64_t limit_ms, tddp_launch_view *view)
+{
+    connection *c = link->state;
+    const tddp_wait wait = {limit_ms, link->cancel};
+    tddp_status status = TDDP_OK;
+    if (c->revision > 0) {
+        char *body = tddp_format("{\"create_request\": {\"key\": \"%s\", \"range_end\": \"%s\", "
+                                 "\"start_revision\": \"%lld\"}}",
+                                 key_of(link, "/", "").text, key_of(link, "0", "").text,
+                                 (long long)c->revision + 1);
+        status = tddp_etcd_watch(&c->etcd, body, c->revision, &wait);
+    }
+    return status == TDDP_OK ? list(link, link->times.read_ms, view) : status;
 }
 
 /* The client makes its connections itself: this only sees whether etcd answers. */
@@ -121,8 +126,7 @@ static tddp_status connect_link(tddp_launch_link *link, int64_t limit_ms)
         status = c ? tddp_etcd_open(&c->etcd, link->options) : TDDP_OUT_OF_MEMORY;
     }
     if (status == TDDP_OK) {
-        c->revision = 0;
-        status = watch(link, limit_ms, &view);
+        status = list(link, limit_ms, &view);
         tddp_launch_view_free(&view);
         c->revision = 0; /* the caller reads it all again */
     }
@@ -212,7 +216,9 @@ static tddp_status lead(tddp_launch_link *link)
 {
     const tddp_slice own = {link->id, strlen(link->id)};
     const int64_t lease = ((const connection *)link->state)->lease;
-    return write_if(link, NOBODY_LEADS, put_request(key_of(link, "/leader", ""), own, lease));
+    return lease
+               ? write_if(link, NOBODY_LEADS, put_request(key_of(link, "/leader", ""), own, lease))
+               : tddp_fail(TDDP_NOT_FOUND, "this node's entry has to be put first");
 }
 
 static tddp_status put_state(tddp_launch_link *link, tddp_slice before, tddp_slice now)

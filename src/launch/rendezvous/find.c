@@ -16,6 +16,7 @@
 #include "net/net.h"
 
 enum {
+    LOOKUP_MS = 10 * 1000,
     REACH_MS = 2 * 1000, /* for one attempt */
     PAUSE_MS = 20,       /* grows with the time that the search takes, up to: */
     MOST_PAUSE_MS = 400,
@@ -28,16 +29,22 @@ enum {
 
 /* --- serving --------------------------------------------------------------------------------- */
 
-/* Whether the endpoint's address is this machine's. If it has none connecting tries again, with a
- * message. */
+/* Whether one of the endpoint's addresses is this machine's. If it has none connecting tries again,
+ * with a message. */
 static bool is_here(const tddp_launch_node *node)
 {
     char address[TDDP_LAUNCH_ADDR_BYTES];
-    int fd = -1;
-    bool here = tddp_launch_address_of(node->link.options->endpoints[0].host, false,
-                                       node->link.cancel, address) == TDDP_OK &&
-                tddp_net_listen(address, 0, &fd) == TDDP_OK;
-    tddp_close(fd);
+    tddp_net_address found[TDDP_NET_MAX_ADDRESSES];
+    size_t count = 0;
+    bool here = false;
+    (void)!tddp_net_resolve(node->link.options->endpoints[0].host, 0,
+                            tddp_deadline_after_ms(LOOKUP_MS), tddp_cancel_fd(node->link.cancel),
+                            found, TDDP_NET_MAX_ADDRESSES, &count);
+    for (size_t i = 0; i < count && !here; i++) {
+        int fd = -1;
+        here = tddp_net_listen(tddp_net_host_text(&found[i], address), 0, &fd) == TDDP_OK;
+        tddp_close(fd);
+    }
     return here;
 }
 
@@ -194,15 +201,16 @@ static void be_connected(tddp_launch_node *node)
 {
     const tddp_launch_options *options = node->link.options;
     char *addr = node->entry.self.addr;
+    bool found = options->local_addr[0] != '\0';
     if (node->contact == TDDP_LAUNCH_SILENT) {
         tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, "%s at %s answers again",
                                 node->meets, node->where);
     }
     /* If none is given: the address of this node on the way to where the nodes meet. */
-    for (int i = 0; i < options->endpoint_count && !addr[0]; i++) {
-        (void)!tddp_launch_address_of(options->endpoints[i].host, true, NULL, addr);
+    for (int i = 0; i < options->endpoint_count && !found; i++) {
+        found = tddp_launch_address_of(options->endpoints[i].host, true, NULL, addr) == TDDP_OK;
     }
-    if (!addr[0]) {
+    if (!found) {
         (void)snprintf(addr, sizeof node->entry.self.addr, "%s", tddp_net_loopback());
     }
     tddp_launch_view_free(&node->view);
@@ -216,7 +224,8 @@ static void be_connected(tddp_launch_node *node)
 tddp_status tddp_launch_node_search(tddp_launch_node *node)
 {
     char problem[TDDP_LAUNCH_WHY_BYTES] = "";
-    int64_t read_ms = node->link.times.read_ms;
+    int64_t read_ms = node->started ? node->link.times.read_ms
+                                    : (int64_t)node->link.options->conf.read_timeout * 1000;
     tddp_status status = node->started || node->link.server ? TDDP_OK : serve(node, problem);
     if (status == TDDP_OK) {
         status = node->link.backend->connect(&node->link, read_ms < REACH_MS ? read_ms : REACH_MS);

@@ -38,9 +38,10 @@ static void take_requests(tddp_launch_node *node)
         node->failure_ns =
             tddp_deadline_after_ms(after_peer ? node->link.times.silence_ms + AFTER_PEER_MS : 0);
     }
-    if (node->asked[TDDP_LAUNCH_REQUEST_AGAIN]) {
+    if (node->asked[TDDP_LAUNCH_REQUEST_AGAIN] && node->part == TDDP_LAUNCH_AWAITING) {
         entry->ready = entry->round + 1;
     }
+    node->cleared |= working && node->asked[TDDP_LAUNCH_REQUEST_AGAIN];
     if (node->asked[TDDP_LAUNCH_REQUEST_LEAVE]) {
         (void)snprintf(entry->leave_text, sizeof entry->leave_text, "%.255s",
                        node->asked_texts[TDDP_LAUNCH_REQUEST_LEAVE]);
@@ -140,21 +141,28 @@ static tddp_status act(tddp_launch_node *node)
     if (status != TDDP_OK || node->over) {
         return status;
     }
-    if (node->view.leader[0]) {
-        tddp_launch_node_begin_search(node);
-        return tddp_launch_node_follow(node);
+    status = node->view.leader[0] ? tddp_launch_node_follow(node)
+                                  : tddp_fail(TDDP_PROTOCOL, "nobody leads the job there");
+    if (status == TDDP_PROTOCOL) { /* or with a document of another kind, of another version, say */
+        tddp_launch_node_await_leader(node, tddp_error_message());
+        return TDDP_OK;
     }
-    tddp_launch_node_await_leader(node, "nobody leads the job there");
-    return TDDP_OK;
+    tddp_launch_node_begin_search(node);
+    return status;
 }
 
 static tddp_status take_turn(tddp_launch_node *node)
 {
+    int64_t answer_ns = tddp_deadline_from(node->heard_ns, node->link.times.read_ms);
     /* Where a connection was lost, another job may be there by now. */
     tddp_status status = node->viewed || !node->started ? put_entry(node) : TDDP_OK;
     if (status == TDDP_OK && !may_end(node)) {
         status = await_change(node);
-        status = status == TDDP_OK && node->viewed ? act(node) : status;
+        if (status == TDDP_OK && node->viewed) {
+            status = act(node);
+        } else if (status == TDDP_OK && tddp_now_ns() >= answer_ns) {
+            status = tddp_fail(TDDP_TIMEOUT, "%s at %s: no answer", node->meets, node->where);
+        }
     }
     return status;
 }

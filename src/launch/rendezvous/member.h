@@ -60,6 +60,7 @@ typedef struct tddp_launch_rendezvous {
     tddp_launch_entry entry; /* as it is to be written */
     tddp_bytes put;          /* as it is written; empty: it is not */
     tddp_launch_part part;
+    bool cleared;       /* the agent has no workers of a round any more that is not over yet */
     bool over;          /* nothing more is to be done but to take leave */
     bool quit;          /* and not to wait for anything */
     int64_t close_ns;   /* until when, if the node leads; INT64_MAX: it has not said so */

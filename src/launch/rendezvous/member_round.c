@@ -18,9 +18,12 @@ void tddp_launch_node_round_over(tddp_launch_node *node, tddp_launch_notificatio
         tddp_launch_node_notify(node, notification, "%s", text);
     } else if (node->part == TDDP_LAUNCH_ENTERING) {
         tddp_launch_node_notify(node, TDDP_LAUNCH_NOTIFICATION_STATUS, "%s", text);
+    }
+    if (node->part == TDDP_LAUNCH_ENTERING || node->cleared) {
         node->entry.ready = node->entry.round + 1;
     }
     node->part = TDDP_LAUNCH_AWAITING;
+    node->cleared = false;
     node->failure_ns = INT64_MAX;
 }
 

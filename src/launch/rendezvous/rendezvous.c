@@ -211,6 +211,9 @@ tddp_launch_notification tddp_launch_rendezvous_next(tddp_launch_rendezvous *ren
 void tddp_launch_rendezvous_request(tddp_launch_rendezvous *rendezvous, tddp_launch_request request,
                                     const char *text)
 {
+    if (!rendezvous) {
+        return;
+    }
     pthread_mutex_lock(&rendezvous->lock);
     rendezvous->asked[request] = true;
     (void)snprintf(rendezvous->asked_texts[request], TDDP_LAUNCH_TEXT_BYTES, "%s", text);

@@ -72,7 +72,7 @@ typedef enum tddp_launch_request {
     TDDP_LAUNCH_REQUESTS,
 } tddp_launch_request;
 
-/* Tells the other nodes. Never blocks. */
+/* Tells the other nodes; NULL: there are none. Never blocks. */
 void tddp_launch_rendezvous_request(tddp_launch_rendezvous *rendezvous, tddp_launch_request request,
                                     const char *text);
 

@@ -27,7 +27,7 @@ typedef struct field {
 #define STATE(name) FIELD(tddp_launch_state, name)
 #define MEMBER(name) FIELD(tddp_launch_member, name)
 #define RANGE(least, most) .min = (least), .max = (most)
-#define ANY_NUMBER RANGE(INT64_MIN, INT64_MAX)
+#define ANY_NUMBER RANGE(INT64_MIN / 2, INT64_MAX / 2) /* from which there is some way to count */
 #define ROUND RANGE(-1, TDDP_LAUNCH_HIGHEST_ROUND)
 #define RANK RANGE(-1, TDDP_LAUNCH_MOST_MEMBERS)
 #define FLAG RANGE(0, 1)

@@ -25,10 +25,9 @@ void tddp_launch_close_on_exec_from(int first);
  * adopted, nobody descends from a process without children. */
 bool tddp_launch_has_children(void);
 
-/* The children there are now, a hundred at least, as a list for tddp_launch_exempt; empty if there
- * are none, or the kernel does not list them. */
-enum { TDDP_LAUNCH_CHILDREN_BYTES = 1024 };
-void tddp_launch_list_children(char list[TDDP_LAUNCH_CHILDREN_BYTES]);
+/* The children there are now, as a list for tddp_launch_exempt: free(). NULL if there are none, or
+ * the kernel does not list them. */
+char *tddp_launch_list_children(void);
 
 /* Whom a signal to all descendants leaves out; borrowed. All zero: nobody. */
 typedef struct tddp_launch_exempt {

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,11 +18,7 @@
 #include "base/scan_file.h"
 #include "launch/workers/processes.h"
 
-#ifndef CLOSE_RANGE_CLOEXEC
-#define CLOSE_RANGE_CLOEXEC (1U << 2)
-#endif
-
-enum { FALLBACK_DESCRIPTORS = 4096, PATH_BYTES = 64 };
+enum { PATH_BYTES = 64 };
 
 tddp_status tddp_launch_adopt_orphans(void)
 {
@@ -41,12 +36,8 @@ bool tddp_launch_signal_at_end_of(pid_t parent, int number)
 
 void tddp_launch_close_on_exec_from(int first)
 {
-    if (syscall(SYS_close_range, (unsigned)first, ~0U, CLOSE_RANGE_CLOEXEC) == 0) {
-        return;
-    }
-    for (int fd = first; fd < FALLBACK_DESCRIPTORS; fd++) { /* before Linux 5.11 */
-        (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
-    }
+    /* Before Linux 5.11 they stay open: none of them is ours. */
+    (void)close_range((unsigned)first, ~0U, CLOSE_RANGE_CLOEXEC);
 }
 
 bool tddp_launch_has_children(void)
@@ -55,12 +46,18 @@ bool tddp_launch_has_children(void)
     return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD;
 }
 
-void tddp_launch_list_children(char list[TDDP_LAUNCH_CHILDREN_BYTES])
+char *tddp_launch_list_children(void)
 {
     char path[PATH_BYTES];
-    list[0] = '\0';
+    char *list = NULL;
+    size_t capacity = 0;
     (void)snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
-    (void)tddp_scan_file(path, "%1023[^\n]", list); /* "12 34 " */
+    FILE *file = fopen(path, "re");
+    if (file) {
+        (void)!getline(&list, &capacity, file); /* "12 34 " */
+        fclose(file);
+    }
+    return list;
 }
 
 /* --- all processes --------------------------------------------------------------------------- */

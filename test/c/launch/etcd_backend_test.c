@@ -64,6 +64,9 @@ TEST(only_who_leads_writes_the_document)
     tddp_launch_link one = joined("one");
     tddp_launch_link two = joined("two");
     CHECK_STATUS(backend->put_state(&one, slice(""), slice("A")), TDDP_NOT_FOUND);
+    tddp_launch_link bare = connected("bare", 600);
+    CHECK_STATUS(backend->lead(&bare), TDDP_NOT_FOUND); /* with no lease it would lead for ever */
+    backend->close(&bare);
     CHECK_OK(backend->lead(&one));
     CHECK_STATUS(backend->lead(&two), TDDP_NOT_FOUND);
     CHECK_OK(backend->lead(&one)); /* it does */

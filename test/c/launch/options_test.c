@@ -64,7 +64,7 @@ TEST(nodes_are_a_number_or_a_range)
 
 static int streams_of(const tddp_launch_by_rank *list, int local_rank)
 {
-    return list->of[local_rank] & (TDDP_LAUNCH_STDOUT | TDDP_LAUNCH_STDERR);
+    return list->of[local_rank] & 3;
 }
 
 TEST(streams_for_all_or_by_local_rank)
@@ -90,6 +90,15 @@ TEST(streams_for_all_or_by_local_rank)
     CHECK(got.redirects.given);
     CHECK_INT(streams_of(&got.redirects, 2), 0);
     refused("--tee=0:1,0:2 a", "--tee=0:1,0:2: expected 0|1");
+}
+
+TEST(a_text_that_is_too_long)
+{
+    char flags[300];
+    (void)snprintf(flags, sizeof flags, "--rdzv-id=%0256d a", 0);
+    CHECK_OK(parse(flags));
+    (void)snprintf(flags, sizeof flags, "--rdzv-id=%0257d a", 0);
+    refused(flags, ": expected ID, from 1 to 256 bytes; see torchrun --help");
 }
 
 TEST(local_ranks)

@@ -302,6 +302,39 @@ TEST(a_round_that_was_over_before_the_node_read_of_it)
     tddp_store_server_stop(server);
 }
 
+/* A rank that lost its peer is out before the one that failed, and its node has cleared away by
+ * then: nothing of that is known to others before they had time to say what they know. */
+TEST(who_knows_the_cause_of_a_failure_is_heard_first)
+{
+    enum { A_WHILE_MS = 300 }; /* several signs of life */
+    static tddp_launch_options hosts;
+    tddp_launch_rendezvous *hosting;
+    set_up(2, 1, 60);
+    hosts = options;
+    hosts.conf.is_host = 1;
+    CHECK_OK(tddp_launch_rendezvous_start(&hosts, &times, "job", 1, &hosting));
+    CHECK_OK(tddp_launch_rendezvous_start(&options, &times, "job", 1, &node));
+    CHECK_INT(next_of(hosting), TDDP_LAUNCH_NOTIFICATION_JOINED);
+    CHECK_INT(next_of(node), TDDP_LAUNCH_NOTIFICATION_JOINED);
+    tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_FAILED_AFTER_PEER, "lost its peer");
+    tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_AGAIN, "");
+    struct pollfd news = {.fd = tddp_launch_rendezvous_fd(hosting), .events = POLLIN};
+    while (poll(&news, 1, A_WHILE_MS) == 1) { /* what woke it last was that it joined */
+        CHECK_INT(tddp_launch_rendezvous_next(hosting, &world, text),
+                  TDDP_LAUNCH_NOTIFICATION_NONE);
+    }
+    tddp_launch_rendezvous_request(hosting, TDDP_LAUNCH_REQUEST_FAILED, "rank 0: exit code 3");
+    tddp_launch_rendezvous_request(hosting, TDDP_LAUNCH_REQUEST_AGAIN, "");
+    CHECK_INT(next_of(hosting), TDDP_LAUNCH_NOTIFICATION_FAILED);
+    CHECK_INT(next_of(node), TDDP_LAUNCH_NOTIFICATION_FAILED);
+    CHECK_TEXT(text, "rank 0: exit code 3");
+    CHECK_INT(next_of(hosting), TDDP_LAUNCH_NOTIFICATION_JOINED);
+    CHECK_INT(next_of(node), TDDP_LAUNCH_NOTIFICATION_JOINED);
+    CHECK_INT(world.restart, 1);
+    tddp_launch_rendezvous_end(node);
+    tddp_launch_rendezvous_end(hosting);
+}
+
 TEST(times_are_made_of_the_settings)
 {
     tddp_launch_options given = {.backend = TDDP_LAUNCH_C10D,
