@@ -13,9 +13,9 @@ module ExamplePrograms
     File.join(ROOT, "examples", name)
   end
 
-  # In some processes Rice before 4.3.3 has two methods under one key, and calls the wrong one (docs/troubleshooting.md): another
-  # process has other keys.
-  MIXES_UP = Gem.loaded_specs.fetch("rice").version < Gem::Version.new("4.3.3")
+  # Where a program loads torch first, Rice before 4.3 has two methods under one key in some processes, and calls the wrong one
+  # (lib/torch_ddp/rice_keys.rb): another process has other keys.
+  MIXES_UP = Gem.loaded_specs.fetch("rice").version < Gem::Version.new("4.3")
 
   # @return [String] what it printed, errors too
   def run_command(*command, status: 0, env: {}, chdir: ROOT)
