@@ -86,6 +86,11 @@ static inline tddp_cancel *tddp_wait_cancel(const tddp_wait *wait)
 void *tddp_alloc(size_t bytes);
 void *tddp_alloc_array(size_t count, size_t bytes_each);
 void *tddp_resize(void *memory, size_t bytes);
+
+/* Makes room for one more, cleared, behind the `count` of an array, which doubles at each power of
+ * two; an array that this alone grows may get shorter again. Returns where it is now; NULL: it is
+ * as it was. */
+void *tddp_grow(void *array, size_t count, size_t bytes_each);
 char *tddp_copy_string(const char *text);
 char *tddp_format(const char *format, ...) TDDP_PRINTF(1, 2);
 

@@ -53,6 +53,17 @@ void *tddp_resize(void *memory, size_t bytes)
     return checked(must_fail() ? NULL : realloc(memory, bytes), bytes);
 }
 
+void *tddp_grow(void *array, size_t count, size_t bytes_each)
+{
+    bool full = (count & (count - 1)) == 0;
+    size_t room = count == 0 ? 1 : count * 2;
+    char *grown = full ? tddp_resize(array, room * bytes_each) : array;
+    if (grown) {
+        memset(grown + count * bytes_each, 0, bytes_each);
+    }
+    return grown;
+}
+
 char *tddp_copy_string(const char *text)
 {
     size_t bytes = strlen(text) + 1;

@@ -42,16 +42,11 @@ void tddp_blob_list_free(tddp_blob_list *list)
 
 tddp_status tddp_blob_list_grow(tddp_blob_list *list)
 {
-    /* Full at each power of two. */
-    if ((list->count & (list->count - 1)) == 0) {
-        size_t more = list->count ? list->count * 2 : 1;
-        tddp_blob *blobs = tddp_resize(list->blobs, more * sizeof *blobs);
-        if (!blobs) {
-            return TDDP_OUT_OF_MEMORY;
-        }
-        list->blobs = blobs;
+    tddp_blob *blobs = tddp_grow(list->blobs, list->count, sizeof *blobs);
+    if (!blobs) {
+        return TDDP_OUT_OF_MEMORY;
     }
-    list->blobs[list->count] = (tddp_blob){0};
+    list->blobs = blobs;
     return TDDP_OK;
 }
 

@@ -30,8 +30,8 @@ static bool lists_make_sense(const tddp_launch_options *options)
                                           &options->local_ranks_filter};
     for (int m = 0; m < 3; m++) {
         for (int i = 0; i < TDDP_LAUNCH_MAX_LOCAL; i++) {
-            int streams = tddp_launch_streams_of(lists[m], i);
-            if (streams < 0 || streams > 3 || (streams > 0 && !lists[m]->given)) {
+            int streams = lists[m]->of[i]; /* with a bit for a rank that was named */
+            if (streams > 7 || (streams > 0 && !lists[m]->given)) {
                 return false;
             }
         }

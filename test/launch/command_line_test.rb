@@ -172,10 +172,6 @@ class CommandLineTest < LaunchCase
       "the current folder have no no_such/library.rb\n"
   end
 
-  def test_a_module_of_pythons
-    assert_equal "-u -m pkg.train --lr 1\n", run_torchrun("-m", "pkg.train", "--lr", "1", env: {"PYTHON_EXEC" => "echo"}).out
-  end
-
   def test_local_ranks_that_are_not_there
     result = run_torchrun("--nproc-per-node=2", "--tee=0:3,2:1", *shell("exit 0"))
     assert_code 2, result

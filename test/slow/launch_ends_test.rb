@@ -128,7 +128,8 @@ class LaunchEndsTest < LaunchCase
     lines = File.join(@folder, "lines")
     File.mkfifo(lines)
     feed = File.open(lines, "r+")
-    run = start(*shell("while read word; do echo $word; done < #{lines}; echo done"))
+    # In a group of its own, whose leader has this process as parent: in an orphaned one, which this may be in, nobody stops.
+    run = start(*shell("while read word; do echo $word; done < #{lines}; echo done"), pgroup: true)
     feed.syswrite("before\n")
     run.await(/before\n/)
     run.signal(:TSTP)

@@ -101,6 +101,9 @@ static bool prepare(tddp_launch_agent *agent, const tddp_launch_devices *devices
         !open_timers(agent)) {
         return false;
     }
+    agent->attempt.workers = agent->workers;
+    agent->attempt.count = count;
+    agent->attempt.output = agent->output;
     open_health(agent);
     return true;
 }
@@ -148,6 +151,7 @@ int tddp_launch_run(const tddp_launch_options *options, const tddp_launch_progra
         .program = program,
         .signals = signals,
         .world = {.node_rank = -1},
+        .attempt = {.program = program->name, .job = &agent.job, .world = &agent.world},
     };
     bool opened = open_loop(&agent);
     if (opened && prepare(&agent, devices, local_size)) {

@@ -100,7 +100,8 @@ struct tddp_launch_agent {
     bool front_killed;                /* torchrun's front was killed, and that has been acted on */
     tddp_launch_notification outcome; /* what the nodes have made of the round, up to now */
     bool reported; /* what ended the last round was a failure of ours, and its report is out */
-    tddp_launch_record record; /* of what failed so far */
+    tddp_launch_attempt attempt; /* all of the last one's, for reports */
+    tddp_launch_record record;   /* of what failed so far */
     char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
     char news[TDDP_LAUNCH_NOTIFICATION_BYTES]; /* the text of the last notification */
 };
@@ -152,10 +153,6 @@ tddp_launch_action tddp_launch_agent_finish_round;
 
 /* Forgets the workers, which have ended. */
 void tddp_launch_agent_forget_workers(tddp_launch_agent *agent);
-
-/* tddp_launch_rendezvous_request(), if there is a rendezvous. */
-void tddp_launch_agent_request(const tddp_launch_agent *agent, tddp_launch_request request,
-                               const char *text);
 
 /* Requests to leave it: "node 1" with what it did behind it. */
 void tddp_launch_agent_send_leave(const tddp_launch_agent *agent, const char *what);

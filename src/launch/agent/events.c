@@ -221,23 +221,20 @@ static void take_failure(tddp_launch_agent *agent, int limit_ms)
     char text[TDDP_LAUNCH_NOTIFICATION_BYTES];
     const tddp_launch_worker *root = tddp_launch_failure(agent->workers, agent->count, NULL);
     int key = root ? key_of(agent) : 0;
-    if (!root) {
-        return;
-    }
-    if (root->error.consequence && agent->alive > 0 && limit_ms > 0) {
+    if (root && root->error.consequence && agent->alive > 0 && limit_ms > 0) {
         shorten(agent, limit_ms);
     } else if (key != 0) {
         note_signal(agent, key);
         agent->received = (tddp_launch_signal){.number = SIGTERM};
         stop(agent, TDDP_LAUNCH_CAUSE_SIGNAL);
-    } else {
+    } else if (root) {
         /* Of a rank that only lost its peer other nodes may know more, such as a lost node. */
-        tddp_launch_agent_request(agent,
-                                  root->error.consequence ? TDDP_LAUNCH_REQUEST_FAILED_AFTER_PEER
-                                                          : TDDP_LAUNCH_REQUEST_FAILED,
-                                  tddp_launch_report_summary(agent->workers, agent->count,
-                                                             agent->world.node_rank, text,
-                                                             sizeof text));
+        tddp_launch_rendezvous_request(
+            agent->rendezvous,
+            root->error.consequence ? TDDP_LAUNCH_REQUEST_FAILED_AFTER_PEER
+                                    : TDDP_LAUNCH_REQUEST_FAILED,
+            tddp_launch_report_summary(agent->workers, agent->count, agent->world.node_rank, text,
+                                       sizeof text));
         stop(agent, TDDP_LAUNCH_CAUSE_WORKER);
     }
 }
@@ -247,7 +244,7 @@ static void linger(tddp_launch_agent *agent, int cause)
 {
     if (agent->rendezvous) {
         tddp_launch_agent_enter(agent, TDDP_LAUNCH_LINGERING, -1);
-        tddp_launch_agent_request(agent, TDDP_LAUNCH_REQUEST_DONE, "");
+        tddp_launch_rendezvous_request(agent->rendezvous, TDDP_LAUNCH_REQUEST_DONE, "");
     } else {
         stop(agent, cause);
     }
@@ -258,10 +255,7 @@ tddp_status tddp_launch_agent_on_timers(void *data)
 {
     tddp_launch_agent *agent = data;
     tddp_launch_timer timer;
-    if (!tddp_launch_timers_read(agent->timers)) {
-        tddp_launch_console_log(&agent->console,
-                                "the workers have too many timers: further ones do not count");
-    }
+    tddp_launch_timers_read(agent->timers);
     while (tddp_launch_timers_expired(agent->timers, &timer)) {
         tddp_launch_worker *worker = find_worker(agent, timer.pid);
         if (worker && agent->phase == TDDP_LAUNCH_RUNNING) {

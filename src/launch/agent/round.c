@@ -63,7 +63,8 @@ void tddp_launch_agent_start_workers(tddp_launch_agent *agent, int value)
         status = start_worker(agent, i);
     }
     if (status != TDDP_OK) {
-        tddp_launch_agent_request(agent, TDDP_LAUNCH_REQUEST_FAILED, tddp_error_message());
+        tddp_launch_rendezvous_request(agent->rendezvous, TDDP_LAUNCH_REQUEST_FAILED,
+                                       tddp_error_message());
         tddp_launch_agent_handle(agent, TDDP_LAUNCH_EVENT_FAULT);
     }
 }
@@ -142,7 +143,7 @@ static void start_next_round(tddp_launch_agent *agent)
     agent->cause = TDDP_LAUNCH_CAUSE_NONE;
     tddp_launch_agent_enter(agent, TDDP_LAUNCH_JOINING, -1);
     if (agent->rendezvous) {
-        tddp_launch_agent_request(agent, TDDP_LAUNCH_REQUEST_AGAIN, "");
+        tddp_launch_rendezvous_request(agent->rendezvous, TDDP_LAUNCH_REQUEST_AGAIN, "");
     } else {
         start_alone(agent, agent->world.restart + 1);
     }
@@ -171,22 +172,9 @@ bool tddp_launch_agent_goes_on(const tddp_launch_agent *agent)
                              : agent->world.restart < agent->options->max_restarts;
 }
 
-static tddp_launch_attempt attempt_of(const tddp_launch_agent *agent)
-{
-    return (tddp_launch_attempt){
-        .program = agent->program->name,
-        .job = &agent->job,
-        .world = &agent->world,
-        .workers = agent->workers,
-        .count = agent->count,
-        .output = agent->output,
-    };
-}
-
 void tddp_launch_agent_finish_round(tddp_launch_agent *agent, int value)
 {
     (void)value;
-    const tddp_launch_attempt attempt = attempt_of(agent);
     tddp_launch_output_drain(agent->output);
     if (agent->count > 0 && agent->workers[0].has_terminal &&
         WIFSIGNALED(agent->workers[0].wait_status)) {
@@ -194,7 +182,7 @@ void tddp_launch_agent_finish_round(tddp_launch_agent *agent, int value)
     }
     bool elsewhere = agent->cause == TDDP_LAUNCH_CAUSE_PEER;
     if (elsewhere || agent->cause == TDDP_LAUNCH_CAUSE_WORKER) {
-        tddp_launch_report(&agent->record, &attempt, elsewhere ? agent->text : NULL,
+        tddp_launch_report(&agent->record, &agent->attempt, elsewhere ? agent->text : NULL,
                            &agent->console);
     }
     if (tddp_launch_agent_goes_on(agent)) {
@@ -213,14 +201,6 @@ void tddp_launch_agent_finish_round(tddp_launch_agent *agent, int value)
                                                 : -1);
 }
 
-void tddp_launch_agent_request(const tddp_launch_agent *agent, tddp_launch_request request,
-                               const char *text)
-{
-    if (agent->rendezvous) {
-        tddp_launch_rendezvous_request(agent->rendezvous, request, text);
-    }
-}
-
 void tddp_launch_agent_send_leave(const tddp_launch_agent *agent, const char *what)
 {
     char text[128];
@@ -229,7 +209,7 @@ void tddp_launch_agent_send_leave(const tddp_launch_agent *agent, const char *wh
         (void)snprintf(node, sizeof node, "node %d", agent->world.node_rank);
     }
     (void)snprintf(text, sizeof text, "%s %s", node, what);
-    tddp_launch_agent_request(agent, TDDP_LAUNCH_REQUEST_LEAVE, text);
+    tddp_launch_rendezvous_request(agent->rendezvous, TDDP_LAUNCH_REQUEST_LEAVE, text);
 }
 
 void tddp_launch_agent_leave_nodes(tddp_launch_agent *agent)
@@ -241,7 +221,6 @@ void tddp_launch_agent_leave_nodes(tddp_launch_agent *agent)
 
 int tddp_launch_agent_conclude(tddp_launch_agent *agent)
 {
-    const tddp_launch_attempt attempt = attempt_of(agent);
     bool unread = agent->cause == TDDP_LAUNCH_CAUSE_UNREAD;
     int signal = agent->signal ? agent->signal : unread ? SIGPIPE : 0;
     tddp_launch_outcome outcome = {
@@ -255,7 +234,7 @@ int tddp_launch_agent_conclude(tddp_launch_agent *agent)
         .report_file = agent->options->report_file,
         .error_file = getenv("TORCHELASTIC_ERROR_FILE"),
     };
-    tddp_launch_record_write(&agent->record, &attempt, &outcome, &agent->console);
+    tddp_launch_record_write(&agent->record, &agent->attempt, &outcome, &agent->console);
     tddp_launch_console_flush(&agent->console);
     return outcome.exit_status;
 }

@@ -24,8 +24,7 @@ const tddp_launch_flag tddp_launch_flags[] = {
     {"e c", tddp_launch_read_code, FIELD(code), 0, 0, "CODE",
      "run this Ruby code instead of a script"},
     {"m module", tddp_launch_read_switch, FIELD(as_module), 0, 0, NULL,
-     "the script is named as a program of a gem, or else as a Ruby library on the load path (a/b), "
-     "or as a module of Python's (a.b)"},
+     "the script is named as a program of a gem, or else as a Ruby library on the load path (a/b)"},
     {"no-ruby no-python", tddp_launch_read_switch, FIELD(no_ruby), 0, 0, NULL,
      "run SCRIPT as a program of its own instead of with ruby or python3"},
     {"pass-local-rank-arg", tddp_launch_read_switch, FIELD(pass_local_rank), 0, 0, NULL,
@@ -59,8 +58,8 @@ const tddp_launch_flag tddp_launch_flags[] = {
     {"rdzv-endpoint", tddp_launch_read_endpoints, 0, 0, 0, "HOST[:PORT],...",
      "where nodes meet; default port 29400 (c10d), 29500 (static) or 2379 (etcd). With etcd there "
      "may be several, up to 7: its members"},
-    {"rdzv-id", tddp_launch_read_text, FIELD(run_id), 0, 0, "ID",
-     "the job's name, the same on all nodes; with etcd no other job's"},
+    {"rdzv-id", tddp_launch_read_text, FIELD(run_id), 1, 256, "ID",
+     "the job's name of at most 256 bytes, the same on all nodes; with etcd no other job's"},
     {"rdzv-conf", NULL, 0, 0, 0, "KEY=VALUE,...", "settings of the rendezvous, which stand below"},
     {.names = "", .help = "Failures and signals"},
     {"max-restarts", tddp_launch_read_number, FIELD(max_restarts), 0, 1000000, "N",
@@ -139,7 +138,7 @@ const tddp_launch_flag tddp_launch_conf_keys[] = {
     {"keep_alive_max_attempt", tddp_launch_read_number, FIELD(conf.keep_alive_max_attempt), 1, 1000,
      "N", "signs of life missed until a node counts as lost; default 3"},
     {"read_timeout", tddp_launch_read_number, FIELD(conf.read_timeout), 1, DAY_S, "SECONDS",
-     "for an answer before the connection is made anew; default 60, and at most a quarter of "
+     "for an answer before the connection is made again; default 60, and at most a quarter of "
      "heartbeat_timeout"},
     {"close_timeout", tddp_launch_read_number, FIELD(conf.close_timeout), 1, DAY_S, "SECONDS",
      "for all nodes to read that the job has ended; default 3"},

@@ -20,7 +20,7 @@ struct tddp_launch_flag {
     tddp_launch_reader *read; /* NULL: settings, which have rows of their own */
     size_t offset;            /* of its field in tddp_launch_options; 0: it has several */
     int min;
-    int max;           /* 0: it has no number */
+    int max;           /* of a text its bytes; 0: there is no limit, or no number */
     const char *value; /* what stands for its value in texts: "static|c10d"; NULL for a switch */
     const char *help;
 };
@@ -39,10 +39,9 @@ bool tddp_launch_word(const char *text, int index, char word[TDDP_LAUNCH_WORD_BY
 
 tddp_launch_reader tddp_launch_read_action; /* a switch that has no variable */
 tddp_launch_reader tddp_launch_read_switch; /* an int, as with actions */
-tddp_launch_reader tddp_launch_read_text;
+tddp_launch_reader tddp_launch_read_text, tddp_launch_read_number;
 tddp_launch_reader tddp_launch_read_code;   /* text that may be empty or begin with a dash */
 tddp_launch_reader tddp_launch_read_choice; /* an int: the place among the words of `value` */
-tddp_launch_reader tddp_launch_read_number;
 tddp_launch_reader tddp_launch_read_seconds, tddp_launch_read_nodes, tddp_launch_read_processes;
 tddp_launch_reader tddp_launch_read_host, tddp_launch_read_listener, tddp_launch_read_endpoints;
 tddp_launch_reader tddp_launch_read_by_rank, tddp_launch_read_filters, tddp_launch_read_signals;

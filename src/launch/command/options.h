@@ -80,14 +80,12 @@ typedef struct tddp_launch_conf {
 /* "HOST:PORT", with brackets where they are needed. */
 void tddp_launch_endpoint_text(const tddp_launch_endpoint *endpoint, char *text, size_t size);
 
-/* Which streams go to files: bit 0 standard output, bit 1 standard error. */
-enum { TDDP_LAUNCH_STDOUT = 1, TDDP_LAUNCH_STDERR = 2 };
-
-/* --redirects, --tee, --local-ranks-filter: what was asked for by local rank. */
+/* --redirects, --tee, --local-ranks-filter: what was asked for by local rank. Of streams bit 0 is
+ * standard output, bit 1 standard error. */
 typedef struct tddp_launch_by_rank {
-    bool given;  /* anything was */
-    int highest; /* local rank that was named; -1: none */
-    unsigned char of[TDDP_LAUNCH_MAX_LOCAL];
+    bool given;                              /* anything was */
+    int highest;                             /* local rank that was named; -1: none */
+    unsigned char of[TDDP_LAUNCH_MAX_LOCAL]; /* the streams; more than these if it was named */
 } tddp_launch_by_rank;
 
 /* --duplicate-stdout-filters and its twin: `count` texts, one after the other, each with its NUL.
@@ -148,12 +146,6 @@ typedef struct tddp_launch_options {
     const char *private_folder;
 } tddp_launch_options;
 
-/* The streams of a worker that --redirects or --tee name. */
-int tddp_launch_streams_of(const tddp_launch_by_rank *streams, int local_rank);
-
-/* Whether --local-ranks-filter lets a worker's lines through. */
-bool tddp_launch_ranks_has(const tddp_launch_by_rank *ranks, int local_rank);
-
 /* Whether a line contains one of the texts; never if there are none. */
 bool tddp_launch_filters_match(const tddp_launch_filters *filters, const char *line, size_t size);
 
@@ -173,6 +165,10 @@ TDDP_NODISCARD tddp_status tddp_launch_options_parse(int argc, char **argv,
  * what keep_alive_interval and keep_alive_max_attempt make of it; 0: never, which is static's
  * default. All nodes must have the same. */
 int tddp_launch_silence_s(const tddp_launch_options *options);
+
+/* What --nnodes says: "2", or "2:4" where min_nodes and max_nodes differ. */
+#define TDDP_LAUNCH_NODES_BYTES 32
+void tddp_launch_nodes_text(const tddp_launch_options *options, char text[TDDP_LAUNCH_NODES_BYTES]);
 
 /* Whether nodes may come and go while the job runs: --nnodes=MIN:MAX, but not with static. */
 bool tddp_launch_is_elastic(const tddp_launch_options *options);

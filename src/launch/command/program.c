@@ -86,17 +86,10 @@ static const char *variable_or(const char *name, const char *otherwise)
     return value && *value != '\0' ? value : otherwise;
 }
 
-/* Python's scripts by their names, its modules by the dots between words. */
-static bool is_python(const tddp_launch_options *options)
+static bool is_python(const char *script)
 {
-    static const char in_modules[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.";
-    if (options->module) {
-        return strchr(options->module, '.') &&
-               options->module[strspn(options->module, in_modules)] == '\0';
-    }
-    size_t length = options->script ? strlen(options->script) : 0;
-    return length >= 3 && strcmp(options->script + length - 3, ".py") == 0;
+    size_t length = script ? strlen(script) : 0;
+    return length >= 3 && strcmp(script + length - 3, ".py") == 0;
 }
 
 /* Fills `head` with what comes before the script's own arguments; NULL: nothing. */
@@ -106,11 +99,10 @@ static void make_head(const tddp_launch_options *options, const char *head[HEAD]
     const char *code = options->module ? module_code : options->code;
     if (options->check || options->no_ruby) {
         head[0] = options->check ? "torchrun-check" : options->script;
-    } else if (is_python(options)) {
+    } else if (is_python(options->script)) {
         head[0] = variable_or("PYTHON_EXEC", "python3"); /* PyTorch's own variable */
         head[1] = "-u";
-        head[2] = options->module ? "-m" : NULL;
-        head[3] = name;
+        head[2] = name;
     } else {
         head[0] = variable_or("TDDP_RUBY", "ruby");
         head[2] = variable_or("TDDP_RUBY_PRELOAD", NULL);
@@ -171,23 +163,31 @@ char **tddp_launch_program_argv(const tddp_launch_program *program, int local_ra
 {
     tddp_bytes text = {0};
     char number[16];
-    size_t count = 0;
     bool failed = false;
     (void)snprintf(number, sizeof number, "%d", local_rank);
-    for (; program->arguments[count] && !failed; count++) {
-        const char *at = program->arguments[count];
+    for (size_t i = 0; program->arguments[i] && !failed; i++) {
+        const char *at = program->arguments[i];
         for (const char *found; (found = strstr(at, macro)); at = found + sizeof macro - 1) {
             failed |= tddp_bytes_append(&text, at, (size_t)(found - at)) != TDDP_OK ||
                       tddp_bytes_append(&text, number, strlen(number)) != TDDP_OK;
         }
         failed |= tddp_bytes_append(&text, at, strlen(at) + 1) != TDDP_OK;
     }
-    char **list = failed ? NULL : tddp_alloc((count + 1) * sizeof *list + text.size);
-    char *next = list ? memcpy(list + count + 1, text.data, text.size) : NULL;
+    return tddp_launch_list_texts(&text, failed);
+}
+
+char **tddp_launch_list_texts(tddp_bytes *texts, bool failed)
+{
+    size_t count = 0;
+    for (size_t at = 0; at < texts->size && !failed; at += strlen(texts->data + at) + 1) {
+        count++;
+    }
+    char **list = failed ? NULL : tddp_alloc((count + 1) * sizeof *list + texts->size);
+    char *next = list ? memcpy(list + count + 1, texts->data, texts->size) : NULL;
     for (size_t i = 0; list && i < count; i++) {
         list[i] = next;
         next += strlen(next) + 1;
     }
-    tddp_bytes_free(&text);
+    tddp_bytes_free(texts);
     return list; /* tddp_alloc() has put a NULL at its end */
 }

@@ -5,6 +5,7 @@
 #ifndef TDDP_LAUNCH_PROGRAM_H
 #define TDDP_LAUNCH_PROGRAM_H
 
+#include "base/base.h"
 #include "launch/command/options.h"
 
 typedef struct tddp_launch_program {
@@ -26,6 +27,10 @@ void tddp_launch_program_free(tddp_launch_program *program);
 /* argv for one worker, each ${local_rank} replaced, in one piece of memory with its texts: free().
  * NULL if memory is short. */
 char **tddp_launch_program_argv(const tddp_launch_program *program, int local_rank);
+
+/* An argv or envp of texts that follow each other, each with its NUL, in one piece of memory with
+ * them: free(). NULL if memory is short; `failed`: it was before. Frees `texts`. */
+char **tddp_launch_list_texts(tddp_bytes *texts, bool failed);
 
 /* --- program_linux.c ------------------------------------------------------------------------- */
 

@@ -13,7 +13,6 @@ enum {
     ETCD_PORT = 2379,
     /* Its leases last 2 s at least, and the coordinator waits after that. */
     LEAST_ETCD_SILENCE_S = 3,
-    MOST_RUN_ID_BYTES = 256, /* in etcd's keys */
     CHECKED_WORKERS = 2,
     /* PyTorch's. */
     KEEP_ALIVE_INTERVAL_S = 5,
@@ -74,6 +73,13 @@ int tddp_launch_silence_s(const tddp_launch_options *options)
                                                     : SILENCE_S;
 }
 
+void tddp_launch_nodes_text(const tddp_launch_options *options, char text[TDDP_LAUNCH_NODES_BYTES])
+{
+    (void)snprintf(text, TDDP_LAUNCH_NODES_BYTES,
+                   options->min_nodes < options->max_nodes ? "%d:%d" : "%d", options->min_nodes,
+                   options->max_nodes);
+}
+
 bool tddp_launch_is_elastic(const tddp_launch_options *options)
 {
     return options->min_nodes < options->max_nodes && options->backend != TDDP_LAUNCH_STATIC;
@@ -91,8 +97,8 @@ static const char *missing(const tddp_launch_options *options)
         return "--node-rank=N on each node (or --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT, "
                "which can do without)";
     }
-    if (etcd && (!options->run_id || strlen(options->run_id) > MOST_RUN_ID_BYTES)) {
-        return "--rdzv-id=ID, at most 256 bytes, that no other job in this etcd has";
+    if (etcd && !options->run_id) {
+        return "--rdzv-id=ID, that no other job in this etcd has";
     }
     if (etcd && tddp_launch_silence_s(options) < LEAST_ETCD_SILENCE_S) {
         return "a heartbeat_timeout of at least 3 s with etcd, whose leases take 2 s to run out";
@@ -131,10 +137,9 @@ static tddp_status resolve_endpoints(tddp_launch_options *options)
             options->endpoints[i].port = port;
         }
     }
-    char nodes[32];
+    char nodes[TDDP_LAUNCH_NODES_BYTES];
     const char *needed = several ? missing(options) : NULL;
-    (void)snprintf(nodes, sizeof nodes, options->min_nodes < options->max_nodes ? "%d:%d" : "%d",
-                   options->min_nodes, options->max_nodes);
+    tddp_launch_nodes_text(options, nodes);
     return needed ? tddp_fail(TDDP_INVALID_ARGUMENT, "--nnodes=%s needs %s", nodes, needed)
                   : TDDP_OK;
 }

@@ -53,9 +53,8 @@ bool tddp_launch_read_choice(const tddp_launch_flag *flag, const char *value, vo
 
 bool tddp_launch_read_text(const tddp_launch_flag *flag, const char *value, void *field)
 {
-    (void)flag;
     *(const char **)field = value;
-    return *value != '\0';
+    return *value != '\0' && (flag->max == 0 || strlen(value) <= (size_t)flag->max);
 }
 
 bool tddp_launch_read_code(const tddp_launch_flag *flag, const char *value, void *field)
@@ -175,15 +174,9 @@ bool tddp_launch_read_endpoints(const tddp_launch_flag *flag, const char *value,
     char part[PART_BYTES];
     out->endpoint_count = 0;
     for (const char *at = value; *at != '\0';) {
-        tddp_launch_endpoint *found = &out->endpoints[out->endpoint_count];
         if (out->endpoint_count == TDDP_LAUNCH_MAX_ENDPOINTS || !next_part(&at, part) ||
-            !read_endpoint(part, found)) {
+            !read_endpoint(part, &out->endpoints[out->endpoint_count])) {
             return false;
-        }
-        for (tddp_launch_endpoint *other = out->endpoints; other < found; other++) {
-            if (found->port == other->port && strcasecmp(found->host, other->host) == 0) {
-                return false;
-            }
         }
         out->endpoint_count++;
     }
@@ -217,16 +210,6 @@ bool tddp_launch_read_by_rank(const tddp_launch_flag *flag, const char *value, v
         out->highest = rank > out->highest ? (int)rank : out->highest;
     }
     return true;
-}
-
-int tddp_launch_streams_of(const tddp_launch_by_rank *streams, int local_rank)
-{
-    return streams->of[local_rank] & ~NAMED;
-}
-
-bool tddp_launch_ranks_has(const tddp_launch_by_rank *ranks, int local_rank)
-{
-    return !ranks->given || ranks->of[local_rank] != 0;
 }
 
 /* Texts between single commas, the spaces around them taken away; ",," is a comma of the text. */
@@ -273,11 +256,11 @@ bool tddp_launch_filters_match(const tddp_launch_filters *filters, const char *l
 }
 
 /* The number of "SIGTERM", "TERM", "term" or "15"; 0 if there is no such signal, or none that can
- * be waited for: SIGCHLD and SIGCONT are torchrun's own, the others its own faults. */
+ * be waited for: SIGCHLD, SIGCONT and SIGPIPE are torchrun's own, the others its own faults. */
 static int signal_number(const char *text)
 {
-    static const int refused[] = {SIGKILL, SIGSTOP, SIGCHLD, SIGCONT, SIGILL, SIGTRAP,
-                                  SIGABRT, SIGBUS,  SIGFPE,  SIGSEGV, SIGSYS};
+    static const int refused[] = {SIGKILL, SIGSTOP, SIGCHLD, SIGCONT, SIGPIPE, SIGILL,
+                                  SIGTRAP, SIGABRT, SIGBUS,  SIGFPE,  SIGSEGV, SIGSYS};
     const char *name = strncasecmp(text, "SIG", 3) == 0 ? text + 3 : text;
     int64_t number = 0;
     bool numeric = tddp_parse_int(text, 1, NSIG - 1, &number);
@@ -333,7 +316,8 @@ static tddp_status refuse(const tddp_launch_flag *flag, const char *source, cons
     char range[48] = "";
     bool shown = value && !strchr(value, '@');
     if (flag->max > 0) {
-        (void)snprintf(range, sizeof range, ", from %d to %d", flag->min, flag->max);
+        (void)snprintf(range, sizeof range, ", from %d to %d%s", flag->min, flag->max,
+                       flag->read == tddp_launch_read_text ? " bytes" : "");
     }
     return tddp_fail(TDDP_INVALID_ARGUMENT, "%s%s%.256s: expected %s%s; see torchrun --help",
                      source, shown ? "=" : "", shown ? value : "",

@@ -85,7 +85,7 @@ typedef struct reading {
     bool failed;     /* short memory or damaged base64 */
 } reading;
 
-/* The pair of a range ("kvs") or an event ("kv") begins. Room for pairs is a power of two. */
+/* The pair of a range ("kvs") or an event ("kv") begins. */
 static void begin_object(void *context, const char *key)
 {
     reading *r = context;
@@ -95,17 +95,14 @@ static void begin_object(void *context, const char *key)
     if (strcmp(key, "kvs") != 0 && strcmp(key, "kv") != 0) {
         return;
     }
-    if ((count & (count - 1)) == 0) {
-        tddp_etcd_pair *more = tddp_resize(answer->pairs, (count ? count * 2 : 1) * sizeof *more);
-        if (!more) {
-            r->failed = true;
-            return;
-        }
-        answer->pairs = more;
+    tddp_etcd_pair *more = tddp_grow(answer->pairs, count, sizeof *more);
+    if (!more) {
+        r->failed = true;
+        return;
     }
-    answer->pairs[answer->count++] = (tddp_etcd_pair){0};
-    r->failed |= !decode("", &answer->pairs[count].key);
-    r->failed |= !decode("", &answer->pairs[count].value);
+    answer->pairs = more;
+    answer->count++;
+    r->failed |= !decode("", &more[count].key) || !decode("", &more[count].value);
 }
 
 static void take_scalar(void *context, const char *key, const char *text)

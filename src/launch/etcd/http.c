@@ -10,23 +10,25 @@
 
 enum { CONNECT_MS = 1500, MOST_RESPONSE_BYTES = 64 << 20 };
 
+/* Result, name without "curl_", arguments. */
+#define FUNCTIONS(X)                                                                            \
+    X(int, global_init, (long flags))                                                           \
+    X(void *, easy_init, (void))                                                                \
+    X(int, easy_setopt, (void *easy, int option, ...))                                          \
+    X(void, easy_cleanup, (void *easy))                                                         \
+    X(const char *, easy_strerror, (int result))                                                \
+    X(void *, multi_init, (void))                                                               \
+    X(int, multi_add_handle, (void *multi, void *easy))                                         \
+    X(int, multi_remove_handle, (void *multi, void *easy))                                      \
+    X(int, multi_perform, (void *multi, int *running))                                          \
+    X(int, multi_poll, (void *multi, struct pollfd *extra, unsigned count, int ms, int *ready)) \
+    X(tddp_curl_message *, multi_info_read, (void *multi, int *left))                           \
+    X(int, multi_cleanup, (void *multi))
+
 /* libcurl's functions, for the life of the process. */
-static union {
-    struct {
-        int (*global_init)(long flags);
-        void *(*easy_init)(void);
-        int (*easy_setopt)(void *easy, int option, ...);
-        void (*easy_cleanup)(void *easy);
-        const char *(*easy_strerror)(int result);
-        void *(*multi_init)(void);
-        int (*multi_add_handle)(void *multi, void *easy);
-        int (*multi_remove_handle)(void *multi, void *easy);
-        int (*multi_perform)(void *multi, int *running);
-        int (*multi_poll)(void *multi, struct pollfd *extra, unsigned count, int ms, int *ready);
-        tddp_curl_message *(*multi_info_read)(void *multi, int *left);
-        int (*multi_cleanup)(void *multi);
-    };
-    void *all[12];
+#define MEMBER(result, name, arguments) result(*name) arguments;
+static struct {
+    FUNCTIONS(MEMBER)
 } curl;
 
 static bool loaded;
@@ -34,20 +36,14 @@ static bool loaded;
 static void load(void)
 {
     static const char *const files[] = {"libcurl.so.4", "libcurl-gnutls.so.4", "libcurl-nss.so.4"};
-    static const char *const names[sizeof curl.all / sizeof curl.all[0]] = {
-        "curl_global_init",      "curl_easy_init",           "curl_easy_setopt",
-        "curl_easy_cleanup",     "curl_easy_strerror",       "curl_multi_init",
-        "curl_multi_add_handle", "curl_multi_remove_handle", "curl_multi_perform",
-        "curl_multi_poll",       "curl_multi_info_read",     "curl_multi_cleanup"};
     void *library = NULL;
     for (size_t i = 0; !library && i < sizeof files / sizeof files[0]; i++) {
         library = dlopen(files[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     }
     loaded = library != NULL;
-    for (size_t i = 0; loaded && i < sizeof names / sizeof names[0]; i++) {
-        curl.all[i] = dlsym(library, names[i]);
-        loaded = curl.all[i] != NULL;
-    }
+#define FIND(result, name, arguments) \
+    loaded = loaded && (*(void **)&curl.name = dlsym(library, "curl_" #name)) != NULL;
+    FUNCTIONS(FIND)
     loaded = loaded && curl.global_init(TDDP_CURL_GLOBAL_DEFAULT) == 0;
 }
 

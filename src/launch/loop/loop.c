@@ -2,9 +2,6 @@
  * Waits for all sources and calls those that are ready. Sources are called in the order of the
  * list, and polled in the opposite one: poll(2) looks at one descriptor after the other, so once it
  * has seen SIGCHLD it also sees what the worker wrote before.
- *
- * Invariant: within a turn no source changes its place in the list: removed ones leave a gap, new
- * ones are appended, beyond those that were polled.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,96 +10,84 @@
 
 tddp_status tddp_launch_loop_add(tddp_launch_loop *loop, tddp_launch_source *source)
 {
-    if (loop->count == loop->capacity) {
-        size_t capacity = loop->capacity ? loop->capacity * 2 : 16;
-        tddp_launch_source **sources = tddp_resize(loop->sources, capacity * sizeof *sources);
-        if (!sources) {
-            return TDDP_OUT_OF_MEMORY;
-        }
-        loop->sources = sources;
-        struct pollfd *entries = tddp_resize(loop->entries, capacity * sizeof *entries);
-        if (!entries) {
-            return TDDP_OUT_OF_MEMORY;
-        }
-        loop->entries = entries;
-        loop->capacity = capacity;
+    struct pollfd *entries = tddp_grow(loop->entries, loop->count, sizeof *entries);
+    if (!entries) {
+        return TDDP_OUT_OF_MEMORY;
     }
-    loop->sources[loop->count++] = source;
+    loop->entries = entries;
+    bool first = loop->count++ == 0;
+    tddp_launch_source *before = first ? NULL : TAILQ_LAST(&loop->sources, tddp_launch_sources);
+    while (before && before->priority > source->priority) {
+        before = TAILQ_PREV(before, tddp_launch_sources, link);
+    }
+    if (before) {
+        TAILQ_INSERT_AFTER(&loop->sources, before, source, link);
+    } else {
+        TAILQ_INSERT_HEAD(&loop->sources, source, link);
+    }
+    source->added = true;
+    source->ready = false;
     return TDDP_OK;
 }
 
 void tddp_launch_loop_remove(tddp_launch_loop *loop, tddp_launch_source *source)
 {
-    for (size_t i = 0; i < loop->count; i++) {
-        if (loop->sources[i] == source) {
-            loop->sources[i] = NULL;
-        }
+    if (source->added) {
+        loop->next = loop->next == source ? TAILQ_NEXT(source, link) : loop->next;
+        loop->current = loop->current == source ? NULL : loop->current;
+        TAILQ_REMOVE(&loop->sources, source, link);
+        loop->count--;
+        source->added = false;
     }
 }
 
 void tddp_launch_loop_free(tddp_launch_loop *loop)
 {
-    free(loop->sources);
+    while (loop->count > 0) {
+        tddp_launch_loop_remove(loop, TAILQ_FIRST(&loop->sources));
+    }
     free(loop->entries);
     *loop = (tddp_launch_loop){0};
 }
 
-/* Closes the gaps and puts new sources in their places. */
-static void arrange(tddp_launch_loop *loop)
-{
-    size_t kept = 0;
-    for (size_t i = 0; i < loop->count; i++) {
-        tddp_launch_source *source = loop->sources[i];
-        size_t at = kept;
-        if (!source) {
-            continue;
-        }
-        for (; at > 0 && loop->sources[at - 1]->priority > source->priority; at--) {
-            loop->sources[at] = loop->sources[at - 1];
-        }
-        loop->sources[at] = source;
-        kept++;
-    }
-    loop->count = kept;
-}
-
-/* Fills in what is polled, the last source first; returns the first time. */
-static int64_t collect(tddp_launch_loop *loop)
+/* Waits for a descriptor, or the first time. */
+static tddp_status await(tddp_launch_loop *loop)
 {
     int64_t first = INT64_MAX;
-    for (size_t i = 0; i < loop->count; i++) {
-        const tddp_launch_source *source = loop->sources[i];
+    tddp_launch_source *source;
+    struct pollfd *entry = loop->entries + loop->count;
+    TAILQ_FOREACH(source, &loop->sources, link)
+    {
         /* Without events poll would still report an end, again and again; it passes over -1. */
-        loop->entries[loop->count - 1 - i] =
-            (struct pollfd){.fd = source->events ? source->fd : -1, .events = source->events};
-        if (source->time != 0 && source->time < first) {
-            first = source->time;
-        }
+        *--entry = (struct pollfd){source->events ? source->fd : -1, source->events, 0};
+        first = source->time != 0 && source->time < first ? source->time : first;
     }
-    return first;
+    int limit_ms = first == INT64_MAX ? -1 : tddp_deadline_poll_ms(first);
+    if (poll(loop->entries, (nfds_t)loop->count, limit_ms) < 0 && errno != EINTR) {
+        return tddp_fail_errno("poll");
+    }
+    entry = loop->entries + loop->count;
+    TAILQ_FOREACH(source, &loop->sources, link)
+    {
+        source->ready = (--entry)->revents != 0;
+    }
+    return TDDP_OK;
 }
 
 tddp_status tddp_launch_loop_turn(tddp_launch_loop *loop)
 {
-    arrange(loop);
-    size_t polled = loop->count;
-    int64_t first = collect(loop);
-    int limit_ms = first == INT64_MAX ? -1 : tddp_deadline_poll_ms(first);
-    if (poll(loop->entries, (nfds_t)polled, limit_ms) < 0) {
-        return errno == EINTR ? TDDP_OK : tddp_fail_errno("poll");
-    }
+    tddp_status status = await(loop);
     int64_t now = tddp_now_ns();
-    tddp_status status = TDDP_OK;
-    for (size_t i = 0; i < polled && status == TDDP_OK; i++) {
-        tddp_launch_source *source = loop->sources[i];
-        if (!source) {
-            continue;
-        }
+    loop->next = TAILQ_FIRST(&loop->sources);
+    while (loop->next && status == TDDP_OK) {
+        tddp_launch_source *source = loop->current = loop->next;
         bool due = source->time != 0 && source->time <= now;
-        bool ready = source->events != 0 && loop->entries[polled - 1 - i].revents != 0;
+        loop->next = TAILQ_NEXT(source, link);
         source->time = due ? 0 : source->time;
-        status = due || ready ? source->callback(source->data) : TDDP_OK;
-        if (status != TDDP_OK && loop->sources[i]) {
+        if (due || (source->ready && source->events != 0)) {
+            status = source->callback(source->data);
+        }
+        if (status != TDDP_OK && loop->current) {
             source->events = 0;
             source->time = 0;
         }

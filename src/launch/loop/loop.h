@@ -9,6 +9,7 @@
 #define TDDP_LAUNCH_LOOP_H
 
 #include <poll.h>
+#include <sys/queue.h>
 
 #include "base/base.h"
 
@@ -31,17 +32,22 @@ typedef struct tddp_launch_source {
     int64_t time; /* when it is called in any case, once; 0 or INT64_MAX: never */
     tddp_launch_callback *callback;
     void *data;
+    /* The loop's own. */
+    bool added;
+    bool ready; /* the descriptor, in this turn */
+    TAILQ_ENTRY(tddp_launch_source) link;
 } tddp_launch_source;
 
 /* All zero is an empty one. */
 typedef struct tddp_launch_loop {
-    tddp_launch_source **sources; /* by priority and age but for the newest; NULL: removed */
-    struct pollfd *entries;       /* as much room */
+    TAILQ_HEAD(tddp_launch_sources, tddp_launch_source) sources; /* by priority and age */
+    struct pollfd *entries;                                      /* room for as many */
     size_t count;
-    size_t capacity;
+    tddp_launch_source *current; /* is being called; NULL: none, or it was removed */
+    tddp_launch_source *next;    /* is called after it; NULL: none */
 } tddp_launch_loop;
 
-/* Adds a source, from the next turn on. Errors: TDDP_OUT_OF_MEMORY. */
+/* Adds a source, whose descriptor is polled from the next turn on. Errors: TDDP_OUT_OF_MEMORY. */
 TDDP_NODISCARD tddp_status tddp_launch_loop_add(tddp_launch_loop *loop, tddp_launch_source *source);
 
 /* Removes a source; one that was not added is fine. Its memory is free at once, its descriptor too.

@@ -190,7 +190,7 @@ static tddp_status append(tddp_launch_sink *sink, const char *data, size_t size)
 
 /* After a loss: takes away the rest of a line that it broke off. The file may end within a line; an
  * empty line there is also a mark of the gap. */
-static tddp_status begin_anew(tddp_launch_sink *sink, const char **data, size_t *size)
+static tddp_status start_line(tddp_launch_sink *sink, const char **data, size_t *size)
 {
     if (!sink->at_line) {
         const char *newline = memchr(*data, '\n', *size);
@@ -214,7 +214,7 @@ tddp_status tddp_launch_sink_put(tddp_launch_sink *sink, const void *writer, con
         return TDDP_OK;
     }
     if (sink->behind) {
-        status = begin_anew(sink, &data, &size);
+        status = start_line(sink, &data, &size);
     } else if (!sink->at_line && sink->writer != writer) {
         status = append(sink, "\n", 1);
         sink->at_line = true;

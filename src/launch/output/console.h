@@ -22,7 +22,7 @@ typedef struct tddp_launch_sink {
     bool terminal;
     bool abandoned;     /* nobody reads any more */
     bool reported;      /* that a write failed */
-    bool behind;        /* something was lost: what comes begins anew with a line */
+    bool behind;        /* something was lost: what comes starts with a line of its own */
     bool at_line;       /* what was queued last ended a line */
     bool returned;      /* or returned to its start */
     const void *writer; /* who queued last: who may go on with the line */

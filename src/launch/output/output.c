@@ -16,7 +16,6 @@
 #include "launch/output/route.h"
 
 static const char *const log_names[] = {"stdout.log", "stderr.log"};
-static const char *const filtered_names[] = {"filtered_stdout.log", "filtered_stderr.log"};
 static const char null_device[] = "/dev/null";
 
 struct tddp_launch_output {
@@ -56,11 +55,12 @@ tddp_status tddp_launch_output_create(const tddp_launch_options *options, const 
     } else if (options->private_folder) {
         output->run = tddp_copy_string(options->private_folder);
     }
-    bool made = !output->kept || (output->run && mkdir(output->run, 0777) == 0);
-    if (!made && output->run) {
+    bool wanted = output->kept || options->private_folder;
+    if (output->kept && output->run && mkdir(output->run, 0777) != 0) {
         (void)tddp_fail(TDDP_SYSTEM, "cannot make the folder %s: %s", output->run, strerror(errno));
+        wanted = false;
     }
-    if (!made || (!output->run && options->private_folder)) {
+    if (wanted != (output->run != NULL)) {
         tddp_launch_output_free(output);
         return TDDP_SYSTEM;
     }
@@ -131,18 +131,17 @@ static void open_filtered(tddp_launch_output *output)
 {
     for (int stream = 0; stream < TDDP_LAUNCH_STREAMS; stream++) {
         if (filters_of(output, stream) && output->attempt && !output->discards) {
-            (void)open_log(output, tddp_format("%s/%s", output->attempt, filtered_names[stream]),
+            (void)open_log(output,
+                           tddp_format("%s/filtered_%s", output->attempt, log_names[stream]),
                            "nothing is written there", &output->filtered[stream]);
         }
     }
 }
 
-/* A template's text for a worker; `color`: in a colour of its own, for a terminal. */
+/* What stands before a worker's lines; NULL: short memory. */
 static char *make_prefix(const tddp_launch_output *output, const tddp_launch_world *world,
-                         int local_rank, bool color)
+                         int local_rank)
 {
-    /* Neither red, which stands for errors, nor black and white, which may be the background. */
-    static const int colors[] = {36, 33, 32, 35, 34, 96, 93, 92, 95, 94};
     char host[TDDP_HOST_NAME_BYTES];
     char rank[16];
     char local[16];
@@ -154,30 +153,14 @@ static char *make_prefix(const tddp_launch_output *output, const tddp_launch_wor
     const char *given = output->options->line_prefix;
     (void)snprintf(rank, sizeof rank, "%d", world->base_rank + local_rank);
     (void)snprintf(local, sizeof local, "%d", local_rank);
-    char *text =
-        tddp_launch_fill(given && *given != '\0' ? given : "[${role_name}${local_rank}]:", macros);
-    if (text && color) {
-        size_t own = (size_t)local_rank % (sizeof colors / sizeof *colors);
-        char *colored = tddp_format("\033[%dm%s\033[0m", colors[own], text);
-        free(text);
-        return colored;
-    }
-    return text;
-}
-
-/* Whether people want colours on a terminal. */
-static bool want_colors(void)
-{
-    const char *unwanted = getenv("NO_COLOR");
-    const char *kind = getenv("TERM");
-    return !(unwanted && *unwanted != '\0') && !(kind && strcmp(kind, "dumb") == 0);
+    return tddp_launch_fill(given && *given != '\0' ? given : "[${role_name}${local_rank}]:",
+                            macros);
 }
 
 /* Whether a flag names a worker's stream. */
 static bool names(const tddp_launch_by_rank *streams, int local_rank, int stream)
 {
-    int bit = stream == TDDP_LAUNCH_OUT ? TDDP_LAUNCH_STDOUT : TDDP_LAUNCH_STDERR;
-    return tddp_launch_streams_of(streams, local_rank) & bit;
+    return streams->of[local_rank] & 1 << stream;
 }
 
 /* Whether a stream is to be seen on the console. */
@@ -185,7 +168,13 @@ static bool is_shown(const tddp_launch_options *options, int local_rank, int str
 {
     bool elsewhere =
         names(&options->redirects, local_rank, stream) && !names(&options->tee, local_rank, stream);
-    return !elsewhere && tddp_launch_ranks_has(&options->local_ranks_filter, local_rank);
+    const tddp_launch_by_rank *filter = &options->local_ranks_filter;
+    return !elsewhere && (!filter->given || filter->of[local_rank] != 0);
+}
+
+static tddp_launch_route *route_of(const tddp_launch_output *output, int local_rank, int stream)
+{
+    return &output->routes[local_rank * TDDP_LAUNCH_STREAMS + stream];
 }
 
 /* `alone`: no other worker's output is on the console's stream. */
@@ -193,7 +182,7 @@ static tddp_status choose_route(tddp_launch_output *output, const tddp_launch_wo
                                 int local_rank, int stream, bool alone)
 {
     const tddp_launch_options *options = output->options;
-    tddp_launch_route *route = &output->routes[local_rank * TDDP_LAUNCH_STREAMS + stream];
+    tddp_launch_route *route = route_of(output, local_rank, stream);
     tddp_launch_sink *sink = output->console->streams[stream];
     bool teed = names(&options->tee, local_rank, stream);
     bool logged = teed || names(&options->redirects, local_rank, stream);
@@ -212,19 +201,13 @@ static tddp_status choose_route(tddp_launch_output *output, const tddp_launch_wo
     bool marked = teed || templated || (sink->terminal && !alone);
     route->shown = shown ? sink : NULL;
     route->raw = alone && !marked;
-    if (shown && marked) {
-        route->prefix = make_prefix(output, world, local_rank, sink->terminal && want_colors());
-    }
-    if (route->filters) {
-        route->mark = make_prefix(output, world, local_rank, false);
-    }
+    route->marked = marked;
+    route->prefix = make_prefix(output, world, local_rank);
     /* A worker that is alone may ask the terminal what it is. */
     bool owns = sink->terminal && route->raw && output->count == 1 && !logged;
     int own_fd = stream == TDDP_LAUNCH_OUT ? STDOUT_FILENO : STDERR_FILENO;
     route->fd = route->filters ? -1 : !shown ? route->file.fd : owns ? own_fd : -1;
-    return (route->prefix || !shown || !marked) && (route->mark || !route->filters)
-               ? TDDP_OK
-               : TDDP_OUT_OF_MEMORY;
+    return route->prefix ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
 
 tddp_status tddp_launch_output_begin(tddp_launch_output *output, const tddp_launch_world *world)
@@ -263,11 +246,6 @@ tddp_status tddp_launch_output_begin(tddp_launch_output *output, const tddp_laun
 }
 
 /* --- what comes ------------------------------------------------------------------------------ */
-
-static tddp_launch_route *route_of(const tddp_launch_output *output, int local_rank, int stream)
-{
-    return &output->routes[local_rank * TDDP_LAUNCH_STREAMS + stream];
-}
 
 int tddp_launch_output_fd(const tddp_launch_output *output, int local_rank, int stream)
 {

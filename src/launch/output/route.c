@@ -17,17 +17,13 @@ enum {
     MOST_READS = 256 /* of what a pipe holds, which is 64 KiB, or by a worker's wish some MiB */
 };
 
-/* Whether a terminal shows what this route has written of a line, or may show it. */
-static bool has_line(const tddp_launch_route *route)
-{
-    return route->shown->at_line || route->shown->writer == route;
-}
-
 /* How much at the start of `size` pending bytes may go out: a line, or what there is of one that is
  * too long; on a terminal also what comes before a carriage return and, of a bar, behind it. */
 static size_t ready(tddp_launch_route *route, const char *data, size_t size)
 {
-    bool live = route->shown && route->shown->terminal && has_line(route);
+    /* The terminal shows what this route has written of a line, or may show it. */
+    bool live = route->shown && route->shown->terminal &&
+                (route->shown->at_line || route->shown->writer == route);
     size_t scanned = live ? 0 : route->scanned;
     const char *newline = memchr(data + scanned, '\n', size - scanned);
     size_t line = newline ? (size_t)(newline - data) + 1 : size;
@@ -43,11 +39,12 @@ static tddp_status pass(const tddp_launch_route *route, const char *data, size_t
 {
     tddp_status status = TDDP_OK;
     if (route->shown && !route->raw) {
-        status = tddp_launch_sink_put(route->shown, route, route->prefix, data, size);
+        status = tddp_launch_sink_put(route->shown, route, route->marked ? route->prefix : NULL,
+                                      data, size);
     }
     if (status == TDDP_OK && route->filters &&
         tddp_launch_filters_match(route->filters, data, size)) {
-        status = tddp_launch_sink_put(route->filtered, route, route->mark, data, size);
+        status = tddp_launch_sink_put(route->filtered, route, route->prefix, data, size);
     }
     return status;
 }
@@ -149,7 +146,6 @@ void tddp_launch_route_free(tddp_launch_route *route)
     tddp_bytes_free(&route->pending);
     tddp_launch_sink_close(&route->file);
     free(route->prefix);
-    free(route->mark);
 }
 
 /* --- prefixes -------------------------------------------------------------------------------- */
@@ -159,10 +155,11 @@ void tddp_launch_route_free(tddp_launch_route *route)
 static const tddp_launch_macro *find_macro(const char *at, const tddp_launch_macro *macros,
                                            size_t *size)
 {
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789";
+    static const char name_characters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789";
     bool braced = at[1] == '{';
     const char *name = at + 1 + braced;
-    size_t length = strspn(name, letters);
+    size_t length = strspn(name, name_characters);
     *size = 1 + length + 2 * (size_t)braced;
     for (; macros->name; macros++) {
         if (strlen(macros->name) == length && memcmp(macros->name, name, length) == 0 &&

@@ -15,11 +15,11 @@ typedef struct tddp_launch_route {
     tddp_launch_sink *shown;            /* NULL: not on the console */
     bool raw;                           /* there byte for byte: no other worker's lines are there */
     int fd;                             /* the worker writes there itself; -1: through a pipe */
-    char *prefix;                       /* before each line on the console; NULL: none */
+    bool marked;                        /* the prefix is there before each line */
+    char *prefix;                       /* before each line of the filtered log */
     tddp_launch_sink file;              /* .fd -1: none */
     const tddp_launch_filters *filters; /* NULL: nothing goes to the filtered log */
     tddp_launch_sink *filtered;
-    char *mark;         /* before each line of the filtered log */
     tddp_bytes pending; /* a line that is not complete */
     size_t scanned;     /* the first so many bytes of `pending` have no newline */
     tddp_launch_loop *loop;

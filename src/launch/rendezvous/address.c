@@ -1,14 +1,11 @@
 /*
  * Which of its addresses a node tells the others. Everything is found out by asking the kernel for
  * a route, not by the host's name: that often leads to 127.0.1.1 on the host itself. Any thread;
- * nothing is kept between calls. Who listens and who connects is member.c's.
+ * nothing is kept between calls.
  */
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/base.h"
-#include "launch/rendezvous/address.h"
+#include "launch/rendezvous/member.h"
 #include "net/net.h"
 
 /* ANY_PORT: a route is looked for, nothing is sent there. */
@@ -20,80 +17,51 @@ bool tddp_launch_address_is_loopback(const char *address)
     return tddp_net_parse(address, 0, &parsed) && tddp_net_is_loopback(&parsed);
 }
 
-static void write_text(const tddp_net_address *address, char out[TDDP_LAUNCH_ADDRESS_BYTES])
-{
-    char text[TDDP_NET_TEXT_BYTES];
-    (void)snprintf(out, TDDP_LAUNCH_ADDRESS_BYTES, "%s", tddp_net_host_text(address, text));
-}
-
-tddp_status tddp_launch_address_of(const char *host, tddp_cancel *cancel,
-                                   char out[TDDP_LAUNCH_ADDRESS_BYTES])
+tddp_status tddp_launch_address_of(const char *host, bool towards, tddp_cancel *cancel,
+                                   char out[TDDP_LAUNCH_ADDR_BYTES])
 {
     tddp_net_address found[TDDP_NET_MAX_ADDRESSES];
     size_t count;
+    int64_t deadline_ns = tddp_deadline_after_ms(LOOKUP_MS);
+    int cancel_fd = tddp_cancel_fd(cancel);
     tddp_status status =
-        tddp_net_resolve(host, ANY_PORT, tddp_deadline_after_ms(LOOKUP_MS), tddp_cancel_fd(cancel),
-                         found, TDDP_NET_MAX_ADDRESSES, &count);
+        towards ? tddp_net_address_towards(host, ANY_PORT, deadline_ns, cancel_fd, found)
+                : tddp_net_resolve(host, ANY_PORT, deadline_ns, cancel_fd, found,
+                                   TDDP_NET_MAX_ADDRESSES, &count);
     if (status == TDDP_OK) {
-        write_text(&found[0], out);
+        _Static_assert((int)TDDP_LAUNCH_ADDR_BYTES >= (int)TDDP_NET_TEXT_BYTES, "any address fits");
+        (void)tddp_net_host_text(&found[0], out);
     }
     return status;
 }
 
-tddp_status tddp_launch_address_towards(const char *host, tddp_cancel *cancel,
-                                        char out[TDDP_LAUNCH_ADDRESS_BYTES])
+void tddp_launch_address_choose(const char *own, const tddp_launch_member *others, int count,
+                                tddp_cancel *cancel, char out[TDDP_LAUNCH_ADDR_BYTES])
 {
-    tddp_net_address address;
-    tddp_status status = tddp_net_address_towards(host, ANY_PORT, tddp_deadline_after_ms(LOOKUP_MS),
-                                                  tddp_cancel_fd(cancel), &address);
-    if (status == TDDP_OK) {
-        write_text(&address, out);
-    }
-    return status;
-}
-
-void tddp_launch_address_choose(const char *own, const char *const *others, size_t count,
-                                tddp_cancel *cancel, char out[TDDP_LAUNCH_ADDRESS_BYTES])
-{
-    char towards[TDDP_LAUNCH_ADDRESS_BYTES];
-    const char *chosen = own;
-    for (size_t i = 0; i < count && tddp_launch_address_is_loopback(chosen); i++) {
-        if (!tddp_launch_address_is_loopback(others[i]) &&
-            tddp_launch_address_towards(others[i], cancel, towards) == TDDP_OK) {
-            chosen = towards;
+    (void)snprintf(out, TDDP_LAUNCH_ADDR_BYTES, "%s", own);
+    for (int i = 0; i < count && tddp_launch_address_is_loopback(out); i++) {
+        if (!tddp_launch_address_is_loopback(others[i].addr)) {
+            (void)!tddp_launch_address_of(others[i].addr, true, cancel, out);
         }
     }
-    (void)snprintf(out, TDDP_LAUNCH_ADDRESS_BYTES, "%s", chosen);
 }
 
-tddp_status tddp_launch_address_check(const char *address, int port, const char *master_host,
+tddp_status tddp_launch_address_check(const char *address, int port, const char *master,
                                       const char *own, int64_t limit_ms, tddp_cancel *cancel)
 {
-    int fd;
+    int fd = -1;
     tddp_status status = tddp_net_connect_host(address, port, tddp_deadline_after_ms(limit_ms),
                                                tddp_cancel_fd(cancel), &fd);
-    if (status == TDDP_OK) {
-        tddp_close(fd);
-        return TDDP_OK;
-    }
-    if (status == TDDP_CANCELED) {
+    tddp_close(fd);
+    if (status == TDDP_OK || status == TDDP_CANCELED) {
         return status;
     }
-    char *reason = tddp_copy_string(tddp_error_message());
-    if (!reason) {
-        return TDDP_OUT_OF_MEMORY;
-    }
-    bool loopback =
-        tddp_launch_address_is_loopback(address) && !tddp_launch_address_is_loopback(own);
-    status = tddp_fail(
+    char reason[TDDP_LAUNCH_WHY_BYTES];
+    (void)snprintf(reason, sizeof reason, "%s", tddp_error_message());
+    return tddp_fail(
         status,
         "no way from %s to the workers' store of node rank 0 (%s), which it says is at %s port "
-        "%d: %s; %s --local-addr=ADDRESS on %s, an address of it that all nodes reach, and let "
-        "no firewall close its ports",
-        own, master_host, address, port, reason,
-        loopback ? "a loopback address means another host here: start torchrun with"
-                 : "that may be the wrong interface: start torchrun with",
-        master_host);
-    free(reason);
-    return status;
+        "%d: %s; start torchrun with --local-addr=ADDRESS on %s, an address of it that all nodes "
+        "reach, and let no firewall close its ports",
+        own, master, address, port, reason, master);
 }

@@ -1,8 +1,8 @@
 /*
  * Where the nodes keep what state.h describes, below the job's own prefix. c10d and static keep it
- * in a store that one of the nodes serves, etcd in a cluster of its own. All functions but `open`
- * and `close` may wait as long as `link->answer_ms`; an ephemeral key goes with the link that put
- * it, or when nothing was heard from it for the silence that the job grants.
+ * in a store that one of the nodes serves, etcd in a cluster of its own. All functions may wait as
+ * long as `link->times.read_ms`; an ephemeral key goes with the link that put it, or when nothing
+ * was heard from it for the silence that the job grants.
  *
  * A failure means that the link is of no further use before another `connect`, but for
  * TDDP_OUT_OF_MEMORY and what is named.
@@ -12,11 +12,8 @@
 
 #include <tddp/store.h>
 
-#include "launch/command/options.h"
+#include "launch/rendezvous/rendezvous.h"
 #include "launch/rendezvous/state.h"
-#include "launch/rendezvous/times.h"
-
-enum { TDDP_LAUNCH_WHY_BYTES = 320 };
 
 typedef struct tddp_launch_backend tddp_launch_backend;
 
@@ -25,13 +22,12 @@ typedef struct tddp_launch_link {
     const tddp_launch_backend *backend;
     const tddp_launch_options *options; /* borrowed */
     const char *run_id;                 /* borrowed */
-    const tddp_store_server *server;    /* borrowed; the store is served here. NULL: elsewhere */
+    tddp_store_server *server;          /* borrowed; the store is served here. NULL: elsewhere */
     tddp_launch_times times;
     tddp_cancel *cancel; /* ends `connect`, `watch` and signs of life */
     char id[TDDP_LAUNCH_ID_BYTES];
-    void *state;                     /* the backend's */
-    bool refused;                    /* after `connect`: certainly nobody is there */
-    char why[TDDP_LAUNCH_WHY_BYTES]; /* after `connect`: why not */
+    void *state;  /* the backend's */
+    bool refused; /* after a `connect` in vain: certainly nobody is there */
 } tddp_launch_link;
 
 /* What is kept there. All zero: nothing. */
@@ -44,36 +40,30 @@ typedef struct tddp_launch_view {
 
 void tddp_launch_view_free(tddp_launch_view *view);
 
-/* Puts a key into a view, by its name below the job's prefix. What is none is logged and passed
- * over. Errors: TDDP_OUT_OF_MEMORY. */
-TDDP_NODISCARD tddp_status tddp_launch_view_add(tddp_launch_view *view, tddp_slice key,
-                                                tddp_slice value);
+/* Puts a key into a view; `prefix`: the length of what comes before its name. What is none is
+ * logged and passed over. Errors: TDDP_OUT_OF_MEMORY. */
+TDDP_NODISCARD tddp_status tddp_launch_view_add(tddp_launch_view *view, const tddp_blob *key,
+                                                size_t prefix, const tddp_blob *value);
 
 struct tddp_launch_backend {
-    /* Fill and release `link->state`; `close` lets go of what is ephemeral. */
-    tddp_status (*open)(tddp_launch_link *link);
-    void (*close)(tddp_launch_link *link);
-
-    /* One attempt, of at most `limit_ms`. */
+    /* One attempt, of at most `limit_ms`; a connection that there is ends. */
     tddp_status (*connect)(tddp_launch_link *link, int64_t limit_ms);
+
+    /* Lets go of what is ephemeral, and frees. */
+    void (*close)(tddp_launch_link *link);
 
     /* Replaces `*view` once it is another than the one that was returned last; at once after
      * `connect`. TDDP_TIMEOUT, TDDP_CANCELED: nothing has changed yet, and the link may go on. */
     tddp_status (*watch)(tddp_launch_link *link, int64_t limit_ms, tddp_launch_view *view);
 
     /* Puts this node's entry. `again`: it is there already, and this is a sign of life, which may
-     * wait for as long as silence is granted. */
-    tddp_status (*put_entry)(tddp_launch_link *link, tddp_slice value, bool again);
-
-    /* Has the entry stay when the link ends, for the leader to read and to remove. */
-    tddp_status (*leave_entry)(tddp_launch_link *link, tddp_slice value);
+     * wait for as long as silence is granted. `stays`: it is not ephemeral, but for the leader to
+     * read and to remove. */
+    tddp_status (*put_entry)(tddp_launch_link *link, tddp_slice value, bool again, bool stays);
     tddp_status (*remove_entry)(tddp_launch_link *link, const char *id);
 
-    /* Becomes the leader if nobody is; a sign of life too. TDDP_NOT_FOUND: another one is. */
+    /* Becomes the leader if nobody is, by an ephemeral key. TDDP_NOT_FOUND: another one is. */
     tddp_status (*lead)(tddp_launch_link *link);
-
-    /* Leads no more. */
-    tddp_status (*resign)(tddp_launch_link *link);
 
     /* Writes the document over the one that was read. It stays as long as the store does; in etcd
      * for an hour after its leader has gone. TDDP_NOT_FOUND: another node leads. */

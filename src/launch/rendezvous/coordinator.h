@@ -30,8 +30,8 @@
 #define TDDP_LAUNCH_COORDINATOR_H
 
 #include "launch/command/options.h"
+#include "launch/rendezvous/rendezvous.h"
 #include "launch/rendezvous/state.h"
-#include "launch/rendezvous/times.h"
 
 typedef struct tddp_launch_coordinator tddp_launch_coordinator;
 
@@ -64,11 +64,10 @@ TDDP_NODISCARD tddp_status tddp_launch_coordinator_take(tddp_launch_coordinator 
                                                         int64_t now_ns);
 
 /* The caller was held up (stopped, say), and nodes may have given up their connections for that:
- * they have takeover_ms to make them anew. */
+ * they have takeover_ms to make them again. */
 void tddp_launch_coordinator_forgive(tddp_launch_coordinator *coordinator, int64_t now_ns);
 
-/* The document; its version grows whenever anything in it has changed. Borrowed until the next
- * call. */
+/* The document. Borrowed until the next call. */
 const tddp_launch_state *tddp_launch_coordinator_state(const tddp_launch_coordinator *coordinator);
 
 /* By when the entries have to be taken again, changed or not; INT64_MAX: no time counts. */

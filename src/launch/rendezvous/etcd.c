@@ -12,11 +12,10 @@
 #include "launch/rendezvous/backend.h"
 
 enum {
-    KEY_BYTES = 384,   /* run IDs have at most 256 */
-    LEAST_LEASE_S = 2, /* etcd's own least, with its usual election timeout of one second */
-    STATE_S = 3600, /* how long the document stays without a leader: for the next one to go on with
-                       it, whatever kept all nodes away, and for a node that was cut off to read the
-                       end */
+    KEY_BYTES = 384, /* run IDs have at most 256 */
+    STATE_S = 3600,  /* how long the document stays without a leader: for the next one to go on with
+                        it, whatever kept all nodes away, and for a node that was cut off to read
+                        the end */
     /* In place of the revision in which `leader` was made: */
     NOBODY_LEADS = 0,
     ANYBODY_LEADS = -1,
@@ -28,7 +27,6 @@ typedef struct connection {
     int64_t lease;       /* the entry's and the leader's; 0: none */
     int64_t state_lease; /* the document's */
     int64_t led_in;      /* the revision in which this node's `leader` was made; 0: none */
-    bool left;           /* the entry stays */
 } connection;
 
 typedef struct key {
@@ -44,100 +42,59 @@ static key key_of(const tddp_launch_link *link, const char *first, const char *s
     return made;
 }
 
-static tddp_status call(const tddp_launch_link *link, const char *path, char *body,
-                        tddp_etcd_answer *answer)
-{
-    connection *c = link->state;
-    const tddp_wait wait = {link->times.read_ms, NULL};
-    return tddp_etcd_call(&c->etcd, path, body, &wait, answer);
-}
-
 /* --- leases ---------------------------------------------------------------------------------- */
 
 /* "/v3/lease/grant", of so many seconds, or what else there is to be done with `*id`, which may be
- * another one then. TDDP_NOT_FOUND: it has run out. */
+ * another one then; 0: it has run out, and what hung on it has gone with it. */
 static tddp_status call_lease(tddp_launch_link *link, const char *path, int64_t ttl_s, int64_t *id)
 {
+    connection *c = link->state;
+    const tddp_wait wait = {link->times.read_ms, NULL};
     tddp_etcd_answer answer = {0};
     char *body = tddp_format(ttl_s ? "{\"TTL\": \"%lld\"}" : "{\"ID\": \"%lld\"}",
                              (long long)(ttl_s ? ttl_s : *id));
-    tddp_status status = call(link, path, body, &answer);
-    if (status == TDDP_OK && answer.ttl <= 0) {
-        status = tddp_fail(TDDP_NOT_FOUND, "etcd: the lease has run out");
-    } else if (status == TDDP_OK) {
-        *id = answer.id;
+    tddp_status status = tddp_etcd_call(&c->etcd, path, body, &wait, &answer);
+    if (status == TDDP_OK || status == TDDP_NOT_FOUND) {
+        *id = status == TDDP_OK && answer.ttl > 0 ? answer.id : 0;
+        status = TDDP_OK;
     }
     tddp_etcd_answer_free(&answer);
     return status;
-}
-
-static int64_t lease_s(const tddp_launch_link *link)
-{
-    int64_t silence_s = (link->times.silence_ms + 999) / 1000;
-    return silence_s > LEAST_LEASE_S ? silence_s : LEAST_LEASE_S;
-}
-
-/* --- life ------------------------------------------------------------------------------------ */
-
-static tddp_status open_link(tddp_launch_link *link)
-{
-    connection *made = tddp_alloc(sizeof *made);
-    link->state = made;
-    return made ? tddp_etcd_open(&made->etcd, link->options) : TDDP_OUT_OF_MEMORY;
 }
 
 static void close_link(tddp_launch_link *link)
 {
     connection *c = link->state;
-    if (c && c->lease && !c->left) { /* else it runs out */
-        (void)!call_lease(link, "/v3/lease/revoke", 0, &c->lease);
+    if (!c) {
+        return;
     }
-    if (c) {
-        tddp_etcd_close(&c->etcd);
+    if (c->lease) {
+        (void)!call_lease(link, "/v3/lease/revoke", 0, &c->lease); /* else it runs out */
     }
+    tddp_etcd_close(&c->etcd);
     free(c);
     link->state = NULL;
 }
 
-/* The client makes its connections itself: this only sees whether etcd answers. */
-static tddp_status connect_link(tddp_launch_link *link, int64_t limit_ms)
+/* --- what is there --------------------------------------------------------------------------- */
+
+/* Reads all that is there. */
+static tddp_status list(tddp_launch_link *link, int64_t limit_ms, tddp_launch_view *view)
 {
     connection *c = link->state;
     const tddp_wait wait = {limit_ms, link->cancel};
-    tddp_etcd_answer answer = {0};
-    char *body = tddp_format("{\"key\": \"%s\"}", key_of(link, "/leader", "").text);
-    tddp_status status = tddp_etcd_call(&c->etcd, "/v3/kv/range", body, &wait, &answer);
-    tddp_etcd_answer_free(&answer);
-    c->revision = 0;
-    if (status != TDDP_OK) {
-        (void)snprintf(link->why, sizeof link->why, "%s", tddp_error_message());
-    }
-    return status;
-}
-
-/* --- what is there --------------------------------------------------------------------------- */
-
-static tddp_status list(tddp_launch_link *link, tddp_launch_view *view)
-{
-    connection *c = link->state;
-    const tddp_wait wait = {link->times.read_ms, link->cancel};
     const size_t prefix = strlen("/torchrun//") + strlen(link->run_id);
     tddp_etcd_answer answer = {0};
     char *body = tddp_format("{\"key\": \"%s\", \"range_end\": \"%s\"}", key_of(link, "/", "").text,
                              key_of(link, "0", "").text);
-    c->revision = 0; /* the watch has told: it is listed again, also if this ends early */
+    c->revision = 0; /* also if this ends early */
     tddp_status status = tddp_etcd_call(&c->etcd, "/v3/kv/range", body, &wait, &answer);
     if (status == TDDP_OK) {
         tddp_launch_view_free(view);
         c->revision = answer.revision;
     }
     for (size_t i = 0; i < answer.count && status == TDDP_OK; i++) {
-        const tddp_etcd_pair *pair = &answer.pairs[i];
-        if (pair->key.size > prefix) {
-            status = tddp_launch_view_add(
-                view, (tddp_slice){pair->key.data + prefix, pair->key.size - prefix},
-                (tddp_slice){pair->value.data, pair->value.size});
-        }
+        status = tddp_launch_view_add(view, &answer.pairs[i].key, prefix, &answer.pairs[i].value);
     }
     tddp_etcd_answer_free(&answer);
     return status;
@@ -155,7 +112,25 @@ static tddp_status watch(tddp_launch_link *link, int64_t limit_ms, tddp_launch_v
                                  (long long)c->revision + 1);
         status = tddp_etcd_watch(&c->etcd, body, c->revision, &wait);
     }
-    return status ? status : list(link, view);
+    return status == TDDP_OK ? list(link, link->times.read_ms, view) : status;
+}
+
+/* The client makes its connections itself: this only sees whether etcd answers. */
+static tddp_status connect_link(tddp_launch_link *link, int64_t limit_ms)
+{
+    tddp_launch_view view = {.count = 0};
+    connection *c = link->state;
+    tddp_status status = TDDP_OK;
+    if (!c) {
+        link->state = c = tddp_alloc(sizeof *c);
+        status = c ? tddp_etcd_open(&c->etcd, link->options) : TDDP_OUT_OF_MEMORY;
+    }
+    if (status == TDDP_OK) {
+        status = list(link, limit_ms, &view);
+        tddp_launch_view_free(&view);
+        c->revision = 0; /* the caller reads it all again */
+    }
+    return status;
 }
 
 /* --- writes ---------------------------------------------------------------------------------- */
@@ -172,16 +147,12 @@ static char *put_request(key at, tddp_slice value, int64_t lease)
     return made;
 }
 
-static char *delete_request(key at)
-{
-    return tddp_format("\"request_delete_range\": {\"key\": \"%s\"}", at.text);
-}
-
 /* Executes a request, and frees it, if `leader` was made in the revision `led_in`. TDDP_NOT_FOUND:
  * it was not, or the request's lease has run out. */
 static tddp_status write_if(tddp_launch_link *link, int64_t led_in, char *request)
 {
     connection *c = link->state;
+    const tddp_wait wait = {link->times.read_ms, NULL};
     tddp_etcd_answer answer = {0};
     key leader = key_of(link, "/leader", "");
     char *body = request ? tddp_format("{\"compare\": [{\"key\": \"%s\", \"target\": \"CREATE\", "
@@ -192,7 +163,7 @@ static tddp_status write_if(tddp_launch_link *link, int64_t led_in, char *reques
                                        (long long)led_in, request, leader.text)
                          : NULL;
     free(request);
-    tddp_status status = call(link, "/v3/kv/txn", body, &answer);
+    tddp_status status = tddp_etcd_call(&c->etcd, "/v3/kv/txn", body, &wait, &answer);
     if (status == TDDP_OK && answer.succeeded) {
         c->led_in = led_in == NOBODY_LEADS ? answer.revision : c->led_in;
     } else if (status == TDDP_OK) {
@@ -209,58 +180,45 @@ static tddp_status write_if(tddp_launch_link *link, int64_t led_in, char *reques
 
 /* --- entries --------------------------------------------------------------------------------- */
 
-static tddp_status put_entry(tddp_launch_link *link, tddp_slice value, bool again)
+/* One that stays has a lease of its own, and goes when that runs out, if nobody removes it before.
+ */
+static tddp_status put_entry(tddp_launch_link *link, tddp_slice value, bool again, bool stays)
 {
     connection *c = link->state;
-    tddp_status status =
-        c->lease ? call_lease(link, "/v3/lease/keepalive", 0, &c->lease) : TDDP_NOT_FOUND;
-    if (status == TDDP_NOT_FOUND) { /* what hung on the lease has gone with it */
+    int64_t own = 0;
+    int64_t *lease = stays ? &own : &c->lease;
+    tddp_status status = *lease ? call_lease(link, "/v3/lease/keepalive", 0, lease) : TDDP_OK;
+    if (status == TDDP_OK && !*lease) {
         again = false;
-        c->led_in = 0;
-        status = call_lease(link, "/v3/lease/grant", lease_s(link), &c->lease);
+        c->led_in = stays ? c->led_in : 0;
+        /* etcd makes more of one that is too short for it. */
+        status = call_lease(link, "/v3/lease/grant", (link->times.silence_ms + 999) / 1000, lease);
     }
     if (status == TDDP_OK && !again) {
         status = write_if(link, ANYBODY_LEADS,
-                          put_request(key_of(link, "/node/", link->id), value, c->lease));
+                          put_request(key_of(link, "/node/", link->id), value, *lease));
     }
-    return status;
-}
-
-/* It goes when its lease runs out, if nobody removes it before. */
-static tddp_status leave_entry(tddp_launch_link *link, tddp_slice value)
-{
-    ((connection *)link->state)->left = true;
-    return put_entry(link, value, false);
+    return status == TDDP_OK && c->led_in > 0 && c->state_lease
+               ? call_lease(link, "/v3/lease/keepalive", 0, &c->state_lease)
+               : status;
 }
 
 static tddp_status remove_entry(tddp_launch_link *link, const char *id)
 {
-    return write_if(link, ANYBODY_LEADS, delete_request(key_of(link, "/node/", id)));
+    return write_if(link, ANYBODY_LEADS,
+                    tddp_format("\"request_delete_range\": {\"key\": \"%s\"}",
+                                key_of(link, "/node/", id).text));
 }
 
 /* --- the leader ------------------------------------------------------------------------------ */
 
 static tddp_status lead(tddp_launch_link *link)
 {
-    connection *c = link->state;
-    if (c->led_in > 0) { /* its lease was renewed with the entry's */
-        return c->state_lease ? call_lease(link, "/v3/lease/keepalive", 0, &c->state_lease)
-                              : TDDP_OK;
-    }
-    return write_if(link, NOBODY_LEADS,
-                    put_request(key_of(link, "/leader", ""),
-                                (tddp_slice){link->id, strlen(link->id)}, c->lease));
-}
-
-static tddp_status resign(tddp_launch_link *link)
-{
-    connection *c = link->state;
-    tddp_status status = TDDP_OK;
-    if (c->led_in > 0) {
-        status = write_if(link, c->led_in, delete_request(key_of(link, "/leader", "")));
-    }
-    c->led_in = 0;
-    return status;
+    const tddp_slice own = {link->id, strlen(link->id)};
+    const int64_t lease = ((const connection *)link->state)->lease;
+    return lease
+               ? write_if(link, NOBODY_LEADS, put_request(key_of(link, "/leader", ""), own, lease))
+               : tddp_fail(TDDP_NOT_FOUND, "this node's entry has to be put first");
 }
 
 static tddp_status put_state(tddp_launch_link *link, tddp_slice before, tddp_slice now)
@@ -285,15 +243,12 @@ static tddp_status put_state(tddp_launch_link *link, tddp_slice before, tddp_sli
 }
 
 const tddp_launch_backend tddp_launch_etcd = {
-    .open = open_link,
-    .close = close_link,
     .connect = connect_link,
+    .close = close_link,
     .watch = watch,
     .put_entry = put_entry,
-    .leave_entry = leave_entry,
     .remove_entry = remove_entry,
     .lead = lead,
-    .resign = resign,
     .put_state = put_state,
     .survives = true,
 };

@@ -7,7 +7,25 @@
 
 #include "launch/world.h"
 #include "launch/command/options.h"
-#include "launch/rendezvous/times.h"
+
+/* The durations, in milliseconds: made of --rdzv-conf, so that tests can have shorter ones. */
+typedef struct tddp_launch_times {
+    int64_t beat_ms;      /* between two signs of life of a node */
+    int64_t silence_ms;   /* without one, until a node counts as lost; 0: never */
+    int64_t read_ms;      /* for one answer; then the connection is made again */
+    int64_t join_ms;      /* for the nodes to come together */
+    int64_t last_call_ms; /* for more than the least number of nodes */
+    int64_t close_ms;     /* at the end, for all nodes to read it */
+    int64_t reconnect_ms; /* for a node whose connection has ended, before it counts as lost */
+    int64_t takeover_ms;  /* for the nodes of a document, after a change of leaders */
+    int64_t report_ms;    /* between two lines about what is waited for */
+} tddp_launch_times;
+
+tddp_launch_times tddp_launch_times_of(const tddp_launch_options *options);
+
+/* Larger than any that was made before, as long as nobody sets back the clock: microseconds since
+ * 1970. */
+int64_t tddp_launch_new_generation(void);
 
 typedef struct tddp_launch_rendezvous tddp_launch_rendezvous;
 
@@ -35,8 +53,8 @@ TDDP_NODISCARD tddp_status tddp_launch_rendezvous_start(const tddp_launch_option
 /* Readable when there is a notification, or the thread has ended. Borrowed. */
 int tddp_launch_rendezvous_fd(const tddp_launch_rendezvous *rendezvous);
 
-/* The next notification in order of arrival, with `*world` for JOINED and `text` for the others (of
- * any number of lines): call it until NONE. Never blocks. */
+/* The next notification in order of arrival, with the world of this node and a text (of any number
+ * of lines; none for JOINED): call it until NONE. Never blocks. */
 enum { TDDP_LAUNCH_NOTIFICATION_BYTES = 8192 };
 tddp_launch_notification tddp_launch_rendezvous_next(tddp_launch_rendezvous *rendezvous,
                                                      tddp_launch_world *world,
@@ -54,12 +72,12 @@ typedef enum tddp_launch_request {
     TDDP_LAUNCH_REQUESTS,
 } tddp_launch_request;
 
-/* Tells the other nodes. Never blocks. */
+/* Tells the other nodes; NULL: there are none. Never blocks. */
 void tddp_launch_rendezvous_request(tddp_launch_rendezvous *rendezvous, tddp_launch_request request,
                                     const char *text);
 
 /* Whether the thread has ended, so that the end below does not wait. */
-bool tddp_launch_rendezvous_over(tddp_launch_rendezvous *rendezvous);
+bool tddp_launch_rendezvous_over(const tddp_launch_rendezvous *rendezvous);
 
 /* Ends the thread and frees all; a store hosted here stops. Waits a second at most: a thread that
  * still waits for a host then is left to the end of the process, which must be near. NULL is fine.

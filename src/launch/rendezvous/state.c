@@ -3,7 +3,6 @@
  * and read. Pure. Invariant of a document's text: what stands alone comes before the lists, so that
  * every item after the start of an object belongs to that object.
  */
-#include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,140 +12,99 @@
 #include "launch/rendezvous/state.h"
 #include "launch/report/json.h"
 
-typedef enum field_kind { NUMBER, BOOL, TEXT, WORD } field_kind;
-
+/* A text, which is longer than any number; or a number from `min` to `max`. */
 typedef struct field {
     const char *key;
-    field_kind kind;
     size_t offset;
     size_t size;
-    int64_t min; /* NUMBER; of WORD the last index is `max` */
+    int64_t min;
     int64_t max;
-    const char *const *words; /* WORD: by the enumeration's value */
 } field;
 
-#define FIELD(type, name, what) \
-    .key = #name, .kind = (what), .offset = offsetof(type, name), .size = sizeof(((type *)0)->name)
-#define ENTRY(name, what) FIELD(tddp_launch_entry, name, what)
-#define STATE(name, what) FIELD(tddp_launch_state, name, what)
-#define MEMBER(name, what) FIELD(tddp_launch_member, name, what)
+#define FIELD(type, name) \
+    .key = #name, .offset = offsetof(type, name), .size = sizeof(((type *)0)->name)
+#define ENTRY(name) FIELD(tddp_launch_entry, name)
+#define STATE(name) FIELD(tddp_launch_state, name)
+#define MEMBER(name) FIELD(tddp_launch_member, name)
 #define RANGE(least, most) .min = (least), .max = (most)
-#define ANY_NUMBER RANGE(INT64_MIN, INT64_MAX)
+#define ANY_NUMBER RANGE(INT64_MIN / 2, INT64_MAX / 2) /* from which there is some way to count */
 #define ROUND RANGE(-1, TDDP_LAUNCH_HIGHEST_ROUND)
 #define RANK RANGE(-1, TDDP_LAUNCH_MOST_MEMBERS)
-#define HOW .max = TDDP_LAUNCH_HOW_CHANGED, .words = hows
-
-static const char *const stages[] = {"gathering", "running", "ended"};
-static const char *const hows[] = {"done", "failed", "stopped", "changed"};
+#define FLAG RANGE(0, 1)
 
 static const field member_fields[] = {
-    {MEMBER(id, TEXT)},
-    {MEMBER(host, TEXT)},
-    {MEMBER(role, TEXT)},
-    {MEMBER(addr, TEXT)},
-    {MEMBER(pid, NUMBER), ANY_NUMBER},
-    {MEMBER(local_size, NUMBER), RANGE(1, TDDP_LAUNCH_MOST_MEMBERS)},
-    {MEMBER(node_rank, NUMBER), RANK},
-    {MEMBER(hosting, BOOL)},
+    {MEMBER(id)},
+    {MEMBER(host)},
+    {MEMBER(role)},
+    {MEMBER(addr)},
+    {MEMBER(pid), ANY_NUMBER},
+    {MEMBER(local_size), RANGE(1, TDDP_LAUNCH_MOST_MEMBERS)},
+    {MEMBER(node_rank), RANK},
+    {MEMBER(hosting), FLAG},
     {.key = NULL},
 };
 
 static const field entry_fields[] = {
-    {ENTRY(job, TEXT)},
-    {ENTRY(round, NUMBER), ROUND},
-    {ENTRY(rank, NUMBER), RANK},
-    {ENTRY(ready, NUMBER), ROUND},
-    {ENTRY(done, NUMBER), ROUND},
-    {ENTRY(failed, NUMBER), ROUND},
-    {ENTRY(probe, NUMBER), ANY_NUMBER},
-    {ENTRY(leaves, BOOL)},
-    {ENTRY(ended, BOOL)},
-    {ENTRY(master_round, NUMBER), ROUND},
-    {ENTRY(master_port, NUMBER), RANGE(0, 65535)},
-    {ENTRY(master_addr, TEXT)},
-    {ENTRY(text, TEXT)},
-    {ENTRY(leave_text, TEXT)},
+    {ENTRY(job)},
+    {ENTRY(round), ROUND},
+    {ENTRY(rank), RANK},
+    {ENTRY(ready), ROUND},
+    {ENTRY(done), ROUND},
+    {ENTRY(failed), ROUND},
+    {ENTRY(probe), ANY_NUMBER},
+    {ENTRY(leaves), FLAG},
+    {ENTRY(ended), FLAG},
+    {ENTRY(master_round), ROUND},
+    {ENTRY(master_port), RANGE(0, 65535)},
+    {ENTRY(master_addr)},
+    {ENTRY(text)},
+    {ENTRY(leave_text)},
     {.key = NULL},
 };
 
 static const field state_fields[] = {
-    {STATE(version, NUMBER), ANY_NUMBER},
-    {STATE(started, NUMBER), ANY_NUMBER},
-    {STATE(job, TEXT)},
-    {STATE(stage, WORD), .max = TDDP_LAUNCH_STAGE_ENDED, .words = stages},
-    {STATE(round, NUMBER), ROUND},
-    {STATE(restart, NUMBER), RANGE(0, INT32_MAX)},
-    {STATE(generation, NUMBER), ANY_NUMBER},
-    {STATE(probe, NUMBER), ANY_NUMBER},
-    {STATE(master_port, NUMBER), RANGE(0, 65535)},
-    {STATE(master_addr, TEXT)},
-    {STATE(over, NUMBER), ROUND},
-    {STATE(over_how, WORD), HOW},
-    {STATE(over_text, TEXT)},
-    {STATE(ended_how, WORD), HOW},
-    {STATE(ended_text, TEXT)},
-    {STATE(report, NUMBER), ANY_NUMBER},
-    {STATE(status, TEXT)},
+    {STATE(started), ANY_NUMBER},
+    {STATE(job)},
+    {STATE(stage), RANGE(0, TDDP_LAUNCH_STAGE_ENDED)},
+    {STATE(round), ROUND},
+    {STATE(restart), RANGE(0, INT32_MAX)},
+    {STATE(generation), ANY_NUMBER},
+    {STATE(probe), ANY_NUMBER},
+    {STATE(master_port), RANGE(0, 65535)},
+    {STATE(master_addr)},
+    {STATE(over), ROUND},
+    {STATE(how), RANGE(0, TDDP_LAUNCH_HOW_CHANGED)},
+    {STATE(text)},
+    {STATE(report), ANY_NUMBER},
+    {STATE(status)},
     {.key = NULL},
 };
 
 static const field note_fields[] = {
-    {FIELD(tddp_launch_note, id, TEXT)},
-    {FIELD(tddp_launch_note, refused, BOOL)},
-    {FIELD(tddp_launch_note, text, TEXT)},
+    {FIELD(tddp_launch_note, id)},
+    {FIELD(tddp_launch_note, refused), FLAG},
+    {FIELD(tddp_launch_note, text)},
     {.key = NULL},
 };
 
-/* The document's lists. */
-static const struct list {
-    const char *key;
-    const field *fields;
-    size_t each;
-    size_t items; /* where the pointer to them is, and their count */
-    size_t count;
-} lists[] = {
-    {"members", member_fields, sizeof(tddp_launch_member), offsetof(tddp_launch_state, members),
-     offsetof(tddp_launch_state, count)},
-    {"notes", note_fields, sizeof(tddp_launch_note), offsetof(tddp_launch_state, notes),
-     offsetof(tddp_launch_state, note_count)},
-};
-
-enum { LISTS = sizeof lists / sizeof lists[0] };
-
 /* --- values in their places ------------------------------------------------------------------ */
 
-static int64_t load(const field *item, const void *data)
+static int64_t load(const field *item, const void *at)
 {
-    const void *at = (const char *)data + item->offset;
-    if (item->kind == BOOL) {
-        return *(const bool *)at;
-    }
-    return item->size == sizeof(int64_t) ? *(const int64_t *)at : *(const int *)at;
+    return item->size == sizeof(bool)  ? *(const bool *)at
+           : item->size == sizeof(int) ? *(const int *)at
+                                       : *(const int64_t *)at;
 }
 
-static void store(const field *item, void *data, int64_t value)
+static void store(const field *item, void *at, int64_t value)
 {
-    void *at = (char *)data + item->offset;
-    if (item->kind == BOOL) {
+    if (item->size == sizeof(bool)) {
         *(bool *)at = value != 0;
-    } else if (item->size == sizeof(int64_t)) {
-        *(int64_t *)at = value;
-    } else {
+    } else if (item->size == sizeof(int)) {
         *(int *)at = (int)value;
+    } else {
+        *(int64_t *)at = value;
     }
-}
-
-tddp_status tddp_launch_grow(void **array, int count, size_t each)
-{
-    bool full = (count & (count - 1)) == 0; /* its room is the next power of two */
-    size_t room = count == 0 ? 1 : (size_t)count * 2;
-    void *grown = full ? tddp_resize(*array, room * each) : *array;
-    if (!grown) {
-        return TDDP_OUT_OF_MEMORY;
-    }
-    *array = grown;
-    memset((char *)grown + (size_t)count * each, 0, each);
-    return TDDP_OK;
 }
 
 /* --- writing --------------------------------------------------------------------------------- */
@@ -154,34 +112,22 @@ tddp_status tddp_launch_grow(void **array, int count, size_t each)
 static void write_fields(tddp_launch_json *json, const field *item, const void *data)
 {
     for (; item->key; item++) {
-        switch (item->kind) {
-        case NUMBER:
-            tddp_launch_json_number(json, item->key, load(item, data));
-            break;
-        case BOOL:
-            tddp_launch_json_bool(json, item->key, load(item, data) != 0);
-            break;
-        case TEXT:
-            tddp_launch_json_text(json, item->key, (const char *)data + item->offset);
-            break;
-        case WORD:
-            tddp_launch_json_text(json, item->key, item->words[load(item, data)]);
-            break;
+        const char *at = (const char *)data + item->offset;
+        if (item->size > sizeof(int64_t)) {
+            tddp_launch_json_text(json, item->key, at);
+        } else {
+            tddp_launch_json_number(json, item->key, load(item, at));
         }
     }
 }
 
-static void write_list(tddp_launch_json *json, const struct list *list,
-                       const tddp_launch_state *state)
+static void write_list(tddp_launch_json *json, const char *key, const field *fields,
+                       const void *items, int count, size_t each)
 {
-    const char *items;
-    int count;
-    memcpy(&items, (const char *)state + list->items, sizeof items);
-    memcpy(&count, (const char *)state + list->count, sizeof count);
-    tddp_launch_json_open(json, list->key, '[');
+    tddp_launch_json_open(json, key, '[');
     for (int i = 0; i < count; i++) {
         tddp_launch_json_open(json, NULL, '{');
-        write_fields(json, list->fields, items + (size_t)i * list->each);
+        write_fields(json, fields, (const char *)items + (size_t)i * each);
         tddp_launch_json_close(json, '{');
     }
     tddp_launch_json_close(json, '[');
@@ -190,15 +136,13 @@ static void write_list(tddp_launch_json *json, const struct list *list,
 static tddp_status finish(tddp_launch_json *json, tddp_bytes *out)
 {
     tddp_launch_json_close(json, '{');
-    tddp_status status = json->failed ? TDDP_OUT_OF_MEMORY
-                                      : tddp_bytes_append(out, json->text.data, json->text.size);
-    tddp_bytes_free(&json->text);
-    return status;
+    *out = json->text;
+    return json->failed ? TDDP_OUT_OF_MEMORY : TDDP_OK;
 }
 
 tddp_status tddp_launch_entry_write(const tddp_launch_entry *entry, tddp_bytes *out)
 {
-    tddp_launch_json json = {0};
+    tddp_launch_json json = {.text = *out};
     tddp_launch_json_open(&json, NULL, '{');
     write_fields(&json, member_fields, &entry->self);
     write_fields(&json, entry_fields, entry);
@@ -207,12 +151,12 @@ tddp_status tddp_launch_entry_write(const tddp_launch_entry *entry, tddp_bytes *
 
 tddp_status tddp_launch_state_write(const tddp_launch_state *state, tddp_bytes *out)
 {
-    tddp_launch_json json = {0};
+    tddp_launch_json json = {.text = *out};
     tddp_launch_json_open(&json, NULL, '{');
     write_fields(&json, state_fields, state);
-    for (int i = 0; i < LISTS; i++) {
-        write_list(&json, &lists[i], state);
-    }
+    write_list(&json, "members", member_fields, state->members, state->count,
+               sizeof *state->members);
+    write_list(&json, "notes", note_fields, state->notes, state->note_count, sizeof *state->notes);
     return finish(&json, out);
 }
 
@@ -222,36 +166,20 @@ typedef struct reading {
     const field *fields[2]; /* of what the items that follow belong to */
     void *data;
     tddp_launch_state *state; /* NULL: an entry is read */
-    bool bad;
     tddp_status status;
 } reading;
 
 /* Whether this is a value of the field, which it then becomes. */
-static bool read_value(const field *item, void *data, const char *text)
+static bool read_value(const field *item, void *at, const char *text)
 {
-    int64_t value = 0;
-    if (item->kind == TEXT) {
-        (void)snprintf((char *)data + item->offset, item->size, "%s", text);
-        return true;
+    int64_t value;
+    bool sound = true;
+    if (item->size > sizeof(int64_t)) {
+        (void)snprintf(at, item->size, "%s", text);
+    } else if ((sound = tddp_parse_int(text, item->min, item->max, &value))) {
+        store(item, at, value);
     }
-    if (item->kind == NUMBER && !tddp_parse_int(text, item->min, item->max, &value)) {
-        return false;
-    }
-    if (item->kind == BOOL) {
-        value = strcmp(text, "true") == 0;
-        if (!value && strcmp(text, "false") != 0) {
-            return false;
-        }
-    }
-    if (item->kind == WORD) {
-        while (strcmp(item->words[value], text) != 0) {
-            if (++value > item->max) {
-                return false;
-            }
-        }
-    }
-    store(item, data, value);
-    return true;
+    return sound;
 }
 
 static void on_scalar(void *context, const char *key, const char *text)
@@ -259,59 +187,53 @@ static void on_scalar(void *context, const char *key, const char *text)
     reading *r = context;
     for (int table = 0; table < 2; table++) {
         for (const field *item = r->fields[table]; item && item->key; item++) {
-            if (strcmp(item->key, key) == 0) {
-                r->bad |= !read_value(item, r->data, text);
+            if (strcmp(item->key, key) == 0 &&
+                !read_value(item, (char *)r->data + item->offset, text)) {
+                r->status = TDDP_PROTOCOL;
             }
         }
     }
 }
 
-/* One more item of a list, to which what follows belongs. */
-static void begin_item(reading *r, const struct list *list)
+/* One more item of a list, to which what follows belongs. Returns where the list is now. */
+static void *begin_item(reading *r, const field *fields, void *items, int *count, size_t each)
 {
-    char *array = (char *)r->state + list->items;
-    void *items;
-    int count;
-    memcpy(&items, array, sizeof items);
-    memcpy(&count, (char *)r->state + list->count, sizeof count);
-    r->bad |= count == TDDP_LAUNCH_MOST_MEMBERS;
-    if (r->bad || r->status != TDDP_OK) {
-        return;
+    char *grown = *count < TDDP_LAUNCH_MOST_MEMBERS ? tddp_grow(items, (size_t)*count, each) : NULL;
+    if (!grown) {
+        r->status = *count < TDDP_LAUNCH_MOST_MEMBERS ? TDDP_OUT_OF_MEMORY : TDDP_PROTOCOL;
+        return items;
     }
-    r->status = tddp_launch_grow(&items, count, list->each);
-    if (r->status == TDDP_OK) {
-        r->data = (char *)items + (size_t)count++ * list->each;
-        r->fields[0] = list->fields;
-        for (const field *item = list->fields; item->key; item++) {
-            if (item->min > 0) { /* what the text leaves out is in its range, too */
-                store(item, r->data, item->min);
-            }
-        }
-        memcpy(array, &items, sizeof items);
-        memcpy((char *)r->state + list->count, &count, sizeof count);
-    }
+    r->fields[0] = fields;
+    r->data = grown + (size_t)(*count)++ * each;
+    return grown;
 }
 
 static void on_object(void *context, const char *key)
 {
     reading *r = context;
-    for (int i = 0; i < LISTS && r->state; i++) {
-        if (strcmp(key, lists[i].key) == 0) {
-            begin_item(r, &lists[i]);
-            return;
+    tddp_launch_state *doc = r->state;
+    if (doc && strcmp(key, "members") == 0) {
+        doc->members =
+            begin_item(r, member_fields, doc->members, &doc->count, sizeof *doc->members);
+        if (r->status == TDDP_OK) {
+            doc->members[doc->count - 1].local_size = 1; /* unless the text has another */
         }
+    } else if (doc && strcmp(key, "notes") == 0) {
+        doc->notes = begin_item(r, note_fields, doc->notes, &doc->note_count, sizeof *doc->notes);
+    } else if (key[0] != '\0') { /* not the outermost one */
+        r->status = TDDP_PROTOCOL;
     }
-    r->bad |= key[0] != '\0'; /* the outermost one */
 }
 
 static tddp_status read_all(reading *r, const char *data, size_t size, const char *what)
 {
     const tddp_json_visitor visitor = {r, on_object, on_scalar};
-    if (!tddp_json_read(data, size, &visitor) || r->bad) {
-        return tddp_fail(TDDP_PROTOCOL, "not %s of a rendezvous: %.*s", what,
-                         (int)(size < 200 ? size : 200), data);
+    if (!tddp_json_read(data, size, &visitor)) {
+        r->status = TDDP_PROTOCOL;
     }
-    return r->status;
+    return r->status != TDDP_PROTOCOL ? r->status
+                                      : tddp_fail(TDDP_PROTOCOL, "not %s of a rendezvous: %.*s",
+                                                  what, (int)(size < 200 ? size : 200), data);
 }
 
 tddp_status tddp_launch_entry_read(const char *data, size_t size, tddp_launch_entry *out)
@@ -346,10 +268,9 @@ void tddp_launch_state_free(tddp_launch_state *state)
 
 int tddp_launch_state_rank(const tddp_launch_state *state, const char *id)
 {
-    for (int i = 0; i < state->count; i++) {
-        if (strcmp(state->members[i].id, id) == 0) {
-            return i;
-        }
+    int rank = state->count - 1;
+    while (rank >= 0 && strcmp(state->members[rank].id, id) != 0) {
+        rank--;
     }
-    return -1;
+    return rank;
 }

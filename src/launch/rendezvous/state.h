@@ -85,14 +85,13 @@ typedef enum tddp_launch_stage {
 /* How a round is over (FAILED, CHANGED) or the job (DONE, FAILED, STOPPED). */
 typedef enum tddp_launch_how {
     TDDP_LAUNCH_HOW_DONE,
-    TDDP_LAUNCH_HOW_FAILED,  /* a worker or a node failed, which costs a restart */
+    TDDP_LAUNCH_HOW_FAILED,  /* a worker or a node failed, which costs a restart if one is left */
     TDDP_LAUNCH_HOW_STOPPED, /* a node was told to end */
     TDDP_LAUNCH_HOW_CHANGED, /* nodes came or left, which costs none */
 } tddp_launch_how;
 
 /* The document. */
 typedef struct tddp_launch_state {
-    int64_t version;                 /* grows with every write */
     int64_t started;                 /* when the job was: no other has the same */
     char job[TDDP_LAUNCH_JOB_BYTES]; /* its settings */
     tddp_launch_stage stage;
@@ -102,11 +101,9 @@ typedef struct tddp_launch_state {
     int64_t probe;      /* nodes write it into their entries */
     int master_port;    /* of the round's workers' store; 0: not known yet */
     char master_addr[TDDP_LAUNCH_ADDR_BYTES];
-    int over; /* the last round that is over, or -1, and why */
-    tddp_launch_how over_how;
-    char over_text[TDDP_LAUNCH_TEXT_BYTES];
-    tddp_launch_how ended_how; /* ENDED: how, and why */
-    char ended_text[TDDP_LAUNCH_TEXT_BYTES];
+    int over;            /* the last round that is over, or -1 */
+    tddp_launch_how how; /* that is, or once the job has ENDED, that has; and why */
+    char text[TDDP_LAUNCH_TEXT_BYTES];
     int64_t report; /* grows with each new `status`, which is for all to see */
     char status[TDDP_LAUNCH_STATUS_BYTES];
     tddp_launch_member *members; /* of `round`; owned */
@@ -132,9 +129,5 @@ void tddp_launch_state_free(tddp_launch_state *state);
 
 /* The member with this id; -1: none. */
 int tddp_launch_state_rank(const tddp_launch_state *state, const char *id);
-
-/* Makes room for one more at the end of an array of `count` that doubles. Errors:
- * TDDP_OUT_OF_MEMORY. */
-TDDP_NODISCARD tddp_status tddp_launch_grow(void **array, int count, size_t each);
 
 #endif

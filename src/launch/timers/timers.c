@@ -31,9 +31,8 @@ tddp_status tddp_launch_timers_open(const char *folder, tddp_launch_timers **out
     self->path = tddp_format("%s/timers", folder);
     self->list = tddp_alloc_array(MOST_TIMERS, sizeof *self->list);
     tddp_status status = self->path && self->list ? TDDP_OK : TDDP_OUT_OF_MEMORY;
-    if (status == TDDP_OK &&
-        ((mkdir(folder, 0700) != 0 && errno != EEXIST) || mkfifo(self->path, 0600) != 0 ||
-         (self->fd = open(self->path, O_RDWR | O_NONBLOCK | O_CLOEXEC)) < 0)) {
+    if (status == TDDP_OK && (mkfifo(self->path, 0600) != 0 ||
+                              (self->fd = open(self->path, O_RDWR | O_NONBLOCK | O_CLOEXEC)) < 0)) {
         status = tddp_fail_errno(self->path);
     }
     if (status != TDDP_OK) {
@@ -49,12 +48,7 @@ void tddp_launch_timers_close(tddp_launch_timers *timers)
     if (!timers) {
         return;
     }
-    if (timers->fd >= 0) {
-        tddp_close(timers->fd);
-        (void)unlink(timers->path);
-        *strrchr(timers->path, '/') = '\0';
-        (void)rmdir(timers->path); /* fails if others have something there, who remove it */
-    }
+    tddp_close(timers->fd);
     free(timers->path);
     free(timers->list);
     free(timers);
@@ -105,9 +99,8 @@ static void remove_at(tddp_launch_timers *self, int at)
     self->list[at] = self->list[--self->count];
 }
 
-/* Starts a timer, in place of one of this scope, or stops that. Returns false if there is no room
- * for it. */
-static bool execute(tddp_launch_timers *self, const tddp_launch_timer *timer)
+/* Starts a timer, in place of one of this scope, or stops that. */
+static void execute(tddp_launch_timers *self, const tddp_launch_timer *timer)
 {
     int at = 0;
     while (at < self->count &&
@@ -117,22 +110,24 @@ static bool execute(tddp_launch_timers *self, const tddp_launch_timer *timer)
     if (at < self->count) {
         remove_at(self, at);
     }
-    bool room = self->count < MOST_TIMERS;
-    if (timer->deadline != INT64_MIN && room) {
+    if (timer->deadline != INT64_MIN && self->count < MOST_TIMERS) {
         self->list[self->count++] = *timer;
+    } else if (timer->deadline != INT64_MIN && !self->full) {
+        self->full = true;
+        tddp_log(TDDP_LOG_WARN, "launch",
+                 "the workers have too many timers (%d): further ones do "
+                 "not count",
+                 MOST_TIMERS);
     }
-    return timer->deadline == INT64_MIN || room;
 }
 
-/* Returns false if a timer had no room. */
-static bool take_bytes(tddp_launch_timers *self, const char *data, size_t size)
+static void take_bytes(tddp_launch_timers *self, const char *data, size_t size)
 {
     tddp_launch_timer timer;
-    bool room = true;
     for (size_t i = 0; i < size; i++) {
         if (data[i] == '\n') {
             if (!self->skipping && tddp_launch_timer_parse(self->line, self->size, &timer)) {
-                room &= execute(self, &timer);
+                execute(self, &timer);
             }
             self->size = 0;
             self->skipping = false;
@@ -142,22 +137,17 @@ static bool take_bytes(tddp_launch_timers *self, const char *data, size_t size)
             self->line[self->size++] = data[i];
         }
     }
-    return room;
 }
 
-bool tddp_launch_timers_read(tddp_launch_timers *timers)
+void tddp_launch_timers_read(tddp_launch_timers *timers)
 {
     char data[READ_BYTES];
-    bool room = true;
     ssize_t got = 1;
     /* Bounded: a worker may write as fast as this reads. */
     for (int i = 0; got > 0 && i < MOST_READS; i++) {
         got = read(timers->fd, data, sizeof data);
-        room &= got <= 0 || take_bytes(timers, data, (size_t)got);
+        take_bytes(timers, data, got > 0 ? (size_t)got : 0);
     }
-    bool reported = timers->full;
-    timers->full |= !room;
-    return room || reported;
 }
 
 /* --- time ------------------------------------------------------------------------------------ */

@@ -28,7 +28,7 @@ typedef struct tddp_launch_timer {
 typedef struct tddp_launch_timers {
     char *path;    /* of the pipe */
     int fd;        /* readable when requests have arrived */
-    bool full;     /* that was reported */
+    bool full;     /* there were too many timers, which was logged */
     bool skipping; /* the rest of a line that is too long */
     size_t size;   /* of the line that is not complete */
     char line[PIPE_BUF];
@@ -36,12 +36,12 @@ typedef struct tddp_launch_timers {
     tddp_launch_timer *list; /* those that run */
 } tddp_launch_timers;
 
-/* Makes the pipe in this folder, which is made too if it isn't there. Errors: TDDP_SYSTEM. */
+/* Makes the pipe in this folder, whose owner removes both. Errors: TDDP_SYSTEM. */
 TDDP_NODISCARD tddp_status tddp_launch_timers_open(const char *folder, tddp_launch_timers **out);
 
-/* Executes requests that have arrived. Returns false, once, if there are too many timers: further
- * ones don't count. */
-bool tddp_launch_timers_read(tddp_launch_timers *timers);
+/* Executes requests that have arrived. Too many timers are logged once: further ones do not count.
+ */
+void tddp_launch_timers_read(tddp_launch_timers *timers);
 
 /* When the next timer expires; INT64_MAX: none does. */
 int64_t tddp_launch_timers_deadline(const tddp_launch_timers *timers);
@@ -49,7 +49,7 @@ int64_t tddp_launch_timers_deadline(const tddp_launch_timers *timers);
 /* Removes a timer that has expired; false if there is none. */
 bool tddp_launch_timers_expired(tddp_launch_timers *timers, tddp_launch_timer *out);
 
-/* Removes the pipe, and the folder if it is empty. NULL is fine. */
+/* NULL is fine. */
 void tddp_launch_timers_close(tddp_launch_timers *timers);
 
 /* Parses a request, any bytes, without its newline; false if it is none. */

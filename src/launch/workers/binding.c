@@ -228,14 +228,13 @@ tddp_status tddp_hwloc_load(tddp_hwloc *out)
                          "--numa-binding needs hwloc 2 (Debian: apt install libhwloc15): %.300s",
                          why ? why : "it was not found");
     }
-#define FIND(result, name, arguments)                                                       \
-    *(void **)&out->name = dlsym(library, "hwloc_" #name);                                  \
-    if (!out->name) {                                                                       \
-        return tddp_fail(TDDP_UNAVAILABLE, "--numa-binding: libhwloc.so.15 lacks hwloc_%s", \
-                         #name);                                                            \
-    }
+    bool loaded = true;
+#define FIND(result, name, arguments) \
+    loaded = loaded && (*(void **)&out->name = dlsym(library, "hwloc_" #name)) != NULL;
     TDDP_HWLOC_FUNCTIONS(FIND)
-    return TDDP_OK;
+    return loaded
+               ? TDDP_OK
+               : tddp_fail(TDDP_UNAVAILABLE, "--numa-binding: libhwloc.so.15 is another library");
 }
 
 tddp_status tddp_launch_binding_plan(tddp_launch_binding_kind kind,

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "launch/command/program.h"
 #include "launch/workers/worker.h"
 
 extern char **environ;
@@ -21,7 +22,6 @@ static const char own_variables[] = "TORCHELASTIC_ERROR_FILE=\0"
 /* Variables: "NAME=VALUE", each with its NUL. */
 typedef struct block {
     tddp_bytes text;
-    size_t count;
     bool failed;
 } block;
 
@@ -29,7 +29,6 @@ typedef struct block {
 static void put(block *made, char *variable)
 {
     made->failed |= !variable || tddp_bytes_append(&made->text, variable, strlen(variable) + 1);
-    made->count++;
     free(variable);
 }
 
@@ -105,20 +104,6 @@ static bool is_set(const char *texts, size_t size, const char *variable)
     return false;
 }
 
-/* A list of the variables in one piece of memory with their texts. */
-static char **list_of(const block *made)
-{
-    size_t room = (made->count + 1) * sizeof(char *);
-    char **list = made->failed ? NULL : tddp_alloc(room + made->text.size);
-    if (list) {
-        char *text = memcpy((char *)list + room, made->text.data, made->text.size);
-        for (size_t i = 0; i < made->count; i++, text += strlen(text) + 1) {
-            list[i] = text;
-        }
-    }
-    return list;
-}
-
 char **tddp_launch_environment(const tddp_launch_world *world, const tddp_launch_job *job,
                                int local_rank, const char *error_file)
 {
@@ -153,9 +138,7 @@ char **tddp_launch_environment(const tddp_launch_world *world, const tddp_launch
             put(&made, tddp_copy_string(*at));
         }
     }
-    char **list = list_of(&made);
-    tddp_bytes_free(&made.text);
-    return list;
+    return tddp_launch_list_texts(&made.text, made.failed);
 }
 
 tddp_status tddp_launch_job_prepare(const tddp_launch_options *options,

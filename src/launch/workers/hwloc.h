@@ -53,8 +53,8 @@ typedef struct tddp_hwloc {
 TDDP_NODISCARD tddp_status tddp_hwloc_load(tddp_hwloc *out);
 
 /* tddp_launch_binding_plan() for a topology that hwloc has loaded, within these CPUs. Worker i
- * belongs to GPU i; with more workers than GPUs it begins anew. Without GPUs workers are spread
- * over the machine. */
+ * belongs to GPU i; with more workers than GPUs it starts again with the first. Without GPUs
+ * workers are spread over the machine. */
 TDDP_NODISCARD tddp_status tddp_launch_binding_spread(const tddp_hwloc *hwloc, void *topology,
                                                       const tddp_launch_cpus *allowed,
                                                       tddp_launch_binding_kind kind,

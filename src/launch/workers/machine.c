@@ -41,21 +41,17 @@ static int count(const tddp_launch_options *options, const tddp_launch_devices *
     return options->processes;
 }
 
-static bool depends_on_gpus(const tddp_launch_options *options)
-{
-    return options->processes == TDDP_LAUNCH_PROCESSES_GPU ||
-           options->processes == TDDP_LAUNCH_PROCESSES_AUTO || options->virtual_local_rank ||
-           options->numa_binding != TDDP_LAUNCH_BINDING_NONE;
-}
-
 tddp_status tddp_launch_count_processes(const tddp_launch_options *options,
                                         tddp_launch_devices *devices, int *out)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     char name[TDDP_LAUNCH_DEVICE_BYTES];
     char seen[256] = "there are no more device files such as /dev/nvidia0";
+    bool depends = options->processes == TDDP_LAUNCH_PROCESSES_GPU ||
+                   options->processes == TDDP_LAUNCH_PROCESSES_AUTO ||
+                   options->virtual_local_rank || options->numa_binding != TDDP_LAUNCH_BINDING_NONE;
     *devices = (tddp_launch_devices){0};
-    if (depends_on_gpus(options) && tddp_launch_devices_find("", visible, devices) != TDDP_OK) {
+    if (depends && tddp_launch_devices_find("", visible, devices) != TDDP_OK) {
         return TDDP_OUT_OF_MEMORY;
     }
     *out = count(options, devices);

@@ -36,11 +36,7 @@ bool tddp_launch_cpus_bind(const tddp_launch_cpus *cpus)
 
 int tddp_launch_cpus_count(const tddp_launch_cpus *cpus)
 {
-    int count = 0;
-    for (int i = 0; i < TDDP_LAUNCH_CPU_WORDS; i++) {
-        count += __builtin_popcountl(cpus->words[i]);
-    }
-    return count;
+    return CPU_COUNT_S(sizeof cpus->words, (const cpu_set_t *)cpus->words);
 }
 
 int tddp_launch_cores(void)

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,11 +18,7 @@
 #include "base/scan_file.h"
 #include "launch/workers/processes.h"
 
-#ifndef CLOSE_RANGE_CLOEXEC
-#define CLOSE_RANGE_CLOEXEC (1U << 2)
-#endif
-
-enum { FALLBACK_DESCRIPTORS = 4096, PATH_BYTES = 64 };
+enum { PATH_BYTES = 64 };
 
 tddp_status tddp_launch_adopt_orphans(void)
 {
@@ -41,12 +36,8 @@ bool tddp_launch_signal_at_end_of(pid_t parent, int number)
 
 void tddp_launch_close_on_exec_from(int first)
 {
-    if (syscall(SYS_close_range, (unsigned)first, ~0U, CLOSE_RANGE_CLOEXEC) == 0) {
-        return;
-    }
-    for (int fd = first; fd < FALLBACK_DESCRIPTORS; fd++) { /* before Linux 5.11 */
-        (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
-    }
+    /* Before Linux 5.11 they stay open: none of them is ours. */
+    (void)close_range((unsigned)first, ~0U, CLOSE_RANGE_CLOEXEC);
 }
 
 bool tddp_launch_has_children(void)

@@ -18,32 +18,16 @@ static bool is_ignored(int number)
     return sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
-static tddp_status add_ending(sigset_t *set, int number)
-{
-    char name[32];
-    if (number == SIGKILL || number == SIGSTOP || number == SIGCHLD || number == SIGPIPE ||
-        sigaddset(set, number) != 0) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "--signals-to-handle: %s cannot be handled; leave it out",
-                         tddp_launch_signal_name(number, name));
-    }
-    /* SIGTERM is the one way to end us that is always open; a blocked signal is queued even if it
-     * is ignored, so those to be ignored must stay out of the set. */
-    if (number != SIGTERM && is_ignored(number)) {
-        (void)sigdelset(set, number);
-    }
-    return TDDP_OK;
-}
-
 tddp_status tddp_launch_signals_block(const int *list, int count, tddp_launch_signals *out)
 {
     tddp_launch_signals made = {.fd = -1, .pipe_ignored_before = is_ignored(SIGPIPE)};
     sigemptyset(&made.ending);
     sigemptyset(&made.passed_on);
     for (int i = 0; i < count; i++) {
-        tddp_status status = add_ending(&made.ending, list[i]);
-        if (status != TDDP_OK) {
-            return status;
+        /* SIGTERM is the one way to end us that is always open; a blocked signal is queued even if
+         * it is ignored, so those to be ignored must stay out of the set. */
+        if (list[i] == SIGTERM || !is_ignored(list[i])) {
+            sigaddset(&made.ending, list[i]);
         }
     }
     sigset_t taken = made.ending;

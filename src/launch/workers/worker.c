@@ -40,9 +40,7 @@ static tddp_status open_pipes(const tddp_launch_start *start, pipes made)
             continue;
         }
         if (pipe2(made[i], O_CLOEXEC) != 0) {
-            tddp_status status = tddp_fail_errno("cannot make a worker's pipes");
-            close_pipes(made);
-            return status;
+            return tddp_fail_errno("cannot make a worker's pipes");
         }
     }
     return TDDP_OK;
@@ -118,6 +116,7 @@ tddp_status tddp_launch_worker_start(tddp_launch_worker *worker, const tddp_laun
     pipes made;
     tddp_status status = open_pipes(start, made);
     if (status != TDDP_OK) {
+        close_pipes(made);
         return status;
     }
     pid_t parent = getpid();

@@ -1,12 +1,14 @@
 #include "base/base.h"
 #include "check.h"
-#include "launch/rendezvous/address.h"
+#include "launch/rendezvous/member.h"
 #include "net/net.h"
 
 static void choose(const char *own, const char *first, const char *second, const char *expected)
 {
-    const char *others[] = {first, second};
-    char out[TDDP_LAUNCH_ADDRESS_BYTES];
+    tddp_launch_member others[2] = {0};
+    char out[TDDP_LAUNCH_ADDR_BYTES];
+    (void)snprintf(others[0].addr, sizeof others[0].addr, "%s", first);
+    (void)snprintf(others[1].addr, sizeof others[1].addr, "%s", second);
     tddp_launch_address_choose(own, others, 2, NULL, out);
     CHECK_TEXT(out, expected);
 }
@@ -32,8 +34,8 @@ TEST(a_loopback_address_does_where_all_have_one)
 
 TEST(with_others_elsewhere_it_is_the_address_on_the_way_there)
 {
-    char way[TDDP_LAUNCH_ADDRESS_BYTES];
-    if (tddp_launch_address_towards("192.0.2.1", NULL, way) != TDDP_OK) {
+    char way[TDDP_LAUNCH_ADDR_BYTES];
+    if (tddp_launch_address_of("192.0.2.1", true, NULL, way) != TDDP_OK) {
         check_skip("there is no way out of this machine");
     }
     choose("127.0.1.1", "127.0.0.1", "192.0.2.1", way);
@@ -42,14 +44,14 @@ TEST(with_others_elsewhere_it_is_the_address_on_the_way_there)
 
 TEST(names_become_addresses)
 {
-    char out[TDDP_LAUNCH_ADDRESS_BYTES];
-    CHECK_OK(tddp_launch_address_of("127.0.0.2", NULL, out));
+    char out[TDDP_LAUNCH_ADDR_BYTES];
+    CHECK_OK(tddp_launch_address_of("127.0.0.2", false, NULL, out));
     CHECK_TEXT(out, "127.0.0.2");
-    CHECK_OK(tddp_launch_address_of("localhost", NULL, out));
+    CHECK_OK(tddp_launch_address_of("localhost", false, NULL, out));
     CHECK(tddp_launch_address_is_loopback(out));
-    CHECK_OK(tddp_launch_address_towards("127.0.0.1", NULL, out));
+    CHECK_OK(tddp_launch_address_of("127.0.0.1", true, NULL, out));
     CHECK_TEXT(out, "127.0.0.1");
-    CHECK(tddp_launch_address_of("no.such.host.invalid", NULL, out) != TDDP_OK);
+    CHECK(tddp_launch_address_of("no.such.host.invalid", false, NULL, out) != TDDP_OK);
 }
 
 TEST(who_listens_is_reached)
@@ -66,9 +68,5 @@ TEST(who_listens_is_reached)
     const char *text = tddp_error_message();
     CHECK_CONTAINS(text, "no way from 10.1.2.3 to the workers' store of node rank 0 (first)");
     CHECK_CONTAINS(text, "127.0.0.1 port");
-    CHECK_CONTAINS(text, "a loopback address means another host here");
     CHECK_CONTAINS(text, "--local-addr=ADDRESS on first");
-    CHECK_STATUS(tddp_launch_address_check("127.0.0.1", number, "first", "127.0.0.1", 2000, NULL),
-                 TDDP_NETWORK);
-    CHECK_CONTAINS(tddp_error_message(), "that may be the wrong interface");
 }

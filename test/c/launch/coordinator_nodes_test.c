@@ -95,6 +95,19 @@ TEST(a_node_with_other_settings_is_refused)
     close_coordinator();
 }
 
+TEST(the_host_has_a_place_although_too_many_come_at_once)
+{
+    open_coordinator(2, 2, 0, false);
+    for (int slot = 1; slot <= 3; slot++) {
+        describe(slot, "a")->ready = 0;
+    }
+    nodes[3].self.hosting = true;
+    take();
+    CHECK_TEXT(hear(), "round 0 restart 0: 3 1");
+    CHECK_CONTAINS(hear(), "refuse 2 the job \"job\" at here:29400 has its 2 nodes already");
+    close_coordinator();
+}
+
 TEST(a_node_in_the_place_of_one_that_died_before_the_start)
 {
     open_coordinator(3, 3, 0, false);
@@ -111,6 +124,24 @@ TEST(a_node_in_the_place_of_one_that_died_before_the_start)
     take();
     CHECK_TEXT(hear(),
                "refuse 3 --node-rank=1 is taken already by a pid 102; expected another rank on "
+               "each node");
+    close_coordinator();
+}
+
+/* Who has the rank has answered: what others do is of no account. */
+TEST(a_rank_that_is_taken_is_refused_although_another_node_is_silent)
+{
+    open_coordinator(2, 2, 0, false);
+    describe(1, "a")->self.node_rank = 0;
+    ready(1, 0);
+    describe(2, "b")->self.node_rank = 1;
+    ready(2, 0);
+    CHECK_TEXT(hear(), "round 0 restart 0: 1 2");
+    answers[2] = false;
+    describe(3, "c")->self.node_rank = 0;
+    ready(3, 0);
+    CHECK_TEXT(hear(),
+               "refuse 3 --node-rank=0 is taken already by a pid 101; expected another rank on "
                "each node");
     close_coordinator();
 }

@@ -26,6 +26,7 @@ static tddp_launch_entry nodes[SLOTS + 1]; /* by slot, which is the number in th
 static bool there[SLOTS + 1];
 static bool answers[SLOTS + 1];  /* probes, at once */
 static tddp_launch_state before; /* the document that was looked at last */
+static tddp_bytes before_text;
 static char *lines[MOST_LINES];
 static int line_count;
 static int heard; /* lines that were looked at */
@@ -62,12 +63,23 @@ static inline void remember(void)
     tddp_bytes text = {0};
     tddp_bytes again = {0};
     tddp_launch_state_free(&before);
+    tddp_bytes_free(&before_text);
     CHECK_OK(tddp_launch_state_write(doc(), &text));
     CHECK_OK(tddp_launch_state_read(text.data, text.size, &before));
     CHECK_OK(tddp_launch_state_write(&before, &again));
     CHECK(again.size == text.size && memcmp(again.data, text.data, text.size) == 0);
-    tddp_bytes_free(&text);
+    before_text = text;
     tddp_bytes_free(&again);
+}
+
+static inline bool is_same(void)
+{
+    tddp_bytes text = {0};
+    CHECK_OK(tddp_launch_state_write(doc(), &text));
+    bool same =
+        text.size == before_text.size && memcmp(text.data, before_text.data, text.size) == 0;
+    tddp_bytes_free(&text);
+    return same;
 }
 
 static inline const tddp_launch_note *old_note(const char *id)
@@ -95,15 +107,11 @@ static inline void say_round(void)
 static inline void look(void)
 {
     static const char *const hows[] = {"done", "failed", "stopped", "changed"};
-    if (doc()->version == before.version) {
-        CHECK(before.report == doc()->report && before.round == doc()->round &&
-              before.stage == doc()->stage && before.over == doc()->over &&
-              before.probe == doc()->probe && before.master_port == doc()->master_port &&
-              before.note_count == doc()->note_count);
+    if (is_same()) {
         return;
     }
     if (doc()->over != before.over) {
-        say("over %d %s %s", doc()->over, hows[doc()->over_how], doc()->over_text);
+        say("over %d %s %s", doc()->over, hows[doc()->how], doc()->text);
     }
     for (int i = 0; i < doc()->note_count; i++) {
         const tddp_launch_note *note = &doc()->notes[i];
@@ -119,7 +127,7 @@ static inline void look(void)
         say("master %d %s %d", doc()->round, doc()->master_addr, doc()->master_port);
     }
     if (doc()->stage == TDDP_LAUNCH_STAGE_ENDED && before.stage != TDDP_LAUNCH_STAGE_ENDED) {
-        say("end %s %s", hows[doc()->ended_how], doc()->ended_text);
+        say("end %s %s", hows[doc()->how], doc()->text);
     }
     if (doc()->report != before.report) {
         say("status %s", doc()->status);
@@ -184,6 +192,7 @@ static inline void close_coordinator(void)
 {
     tddp_launch_coordinator_free(coordinator);
     tddp_launch_state_free(&before);
+    tddp_bytes_free(&before_text);
     for (int i = 0; i < line_count; i++) {
         free(lines[i]);
     }

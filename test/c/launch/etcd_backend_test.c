@@ -39,7 +39,6 @@ static tddp_launch_link connected(const char *id, int silence_s)
         .run_id = "job",
         .times = {.read_ms = patient.timeout_ms, .silence_ms = (int64_t)silence_s * 1000}};
     (void)snprintf(link.id, sizeof link.id, "%s", id);
-    CHECK_OK(backend->open(&link));
     CHECK_OK(backend->connect(&link, patient.timeout_ms));
     return link;
 }
@@ -48,7 +47,7 @@ static tddp_launch_link connected(const char *id, int silence_s)
 static tddp_launch_link joined(const char *id)
 {
     tddp_launch_link link = connected(id, 600);
-    CHECK_OK(backend->put_entry(&link, slice(id), false));
+    CHECK_OK(backend->put_entry(&link, slice(id), false, false));
     return link;
 }
 
@@ -65,11 +64,14 @@ TEST(only_who_leads_writes_the_document)
     tddp_launch_link one = joined("one");
     tddp_launch_link two = joined("two");
     CHECK_STATUS(backend->put_state(&one, slice(""), slice("A")), TDDP_NOT_FOUND);
+    tddp_launch_link bare = connected("bare", 600);
+    CHECK_STATUS(backend->lead(&bare), TDDP_NOT_FOUND); /* with no lease it would lead for ever */
+    backend->close(&bare);
     CHECK_OK(backend->lead(&one));
     CHECK_STATUS(backend->lead(&two), TDDP_NOT_FOUND);
-    CHECK_OK(backend->lead(&one)); /* a sign of life */
+    CHECK_OK(backend->lead(&one)); /* it does */
     CHECK_OK(backend->put_state(&one, slice(""), slice("A")));
-    CHECK_OK(backend->lead(&one)); /* with the document's lease */
+    CHECK_OK(backend->put_entry(&one, slice("one"), true, false)); /* with the document's lease */
     CHECK_STATUS(backend->put_state(&two, slice("A"), slice("B")), TDDP_NOT_FOUND);
     CHECK_TEXT(there(text), "/torchrun/job/leader=one /torchrun/job/node/one=one "
                             "/torchrun/job/node/two=two /torchrun/job/state=A");
@@ -81,14 +83,14 @@ TEST(only_who_leads_writes_the_document)
     CHECK_STATUS(backend->put_state(&one, slice("A"), slice("C")), TDDP_NOT_FOUND);
     CHECK_STATUS(backend->lead(&one), TDDP_NOT_FOUND);
     CHECK_OK(backend->put_state(&two, slice("A"), slice("D")));
-    CHECK_INT(backend->resign(&one), TDDP_OK); /* of nothing */
     CHECK_OK(backend->remove_entry(&two, "one"));
     CHECK_TEXT(there(text), "/torchrun/job/leader=two /torchrun/job/node/two=two "
                             "/torchrun/job/state=D");
-    CHECK_OK(backend->resign(&two));
+    (void)delete_key(client, "/torchrun/job/leader");
     CHECK_OK(backend->lead(&one));
     CHECK_STATUS(backend->put_state(&two, slice("D"), slice("E")), TDDP_NOT_FOUND);
-    backend->close(&one);
+    backend->close(&one); /* hands over at once */
+    CHECK_OK(backend->lead(&two));
     backend->close(&two);
     CHECK_TEXT(there(text), "/torchrun/job/state=D");
     tear_down();
@@ -122,7 +124,7 @@ TEST(a_node_leads_although_the_answer_was_lost)
     CHECK_STATUS(backend->lead(&two), TDDP_NOT_FOUND);
     CHECK_OK(backend->lead(&one));
     CHECK_OK(backend->put_state(&one, slice(""), slice("A")));
-    CHECK_OK(backend->resign(&one));
+    (void)delete_key(client, "/torchrun/job/leader");
     CHECK_OK(backend->lead(&two));
     backend->close(&two);
     backend->close(&one);
@@ -146,11 +148,11 @@ TEST(what_has_gone_with_a_lease_is_put_again)
     int64_t lease = key_number(&server, "/torchrun/job/leader", "lease");
     int64_t made = key_number(&server, "/torchrun/job/node/one", "mod_revision");
     CHECK_INT(key_number(&server, "/torchrun/job/node/one", "lease"), lease);
-    CHECK_OK(backend->put_entry(&one, slice("one"), true)); /* which writes nothing */
+    CHECK_OK(backend->put_entry(&one, slice("one"), true, false)); /* which writes nothing */
     CHECK_INT(key_number(&server, "/torchrun/job/node/one", "mod_revision"), made);
     revoke_lease_of("/torchrun/job/leader");
     CHECK_TEXT(there(text), "");
-    CHECK_OK(backend->put_entry(&one, slice("one"), true));
+    CHECK_OK(backend->put_entry(&one, slice("one"), true, false));
     CHECK(key_number(&server, "/torchrun/job/node/one", "lease") != lease);
     CHECK_STATUS(backend->put_state(&one, slice(""), slice("A")), TDDP_NOT_FOUND);
     CHECK_OK(backend->lead(&one));
@@ -163,8 +165,7 @@ TEST(what_has_gone_with_a_lease_is_put_again)
     CHECK_TEXT(there(text),
                "/torchrun/job/leader=one /torchrun/job/node/one=one /torchrun/job/state=B");
 
-    CHECK_OK(backend->leave_entry(&one, slice("left")));
-    CHECK_OK(backend->resign(&one));
+    CHECK_OK(backend->put_entry(&one, slice("left"), false, true));
     backend->close(&one);
     CHECK_TEXT(there(text), "/torchrun/job/node/one=left /torchrun/job/state=B");
     CHECK(key_number(&server, "/torchrun/job/node/one", "lease") != 0);
@@ -176,7 +177,7 @@ TEST(an_entry_goes_when_nobody_renews_its_lease)
     char text[256];
     set_up();
     tddp_launch_link one = connected("one", 1);
-    tddp_status status = backend->put_entry(&one, slice("one"), false);
+    tddp_status status = backend->put_entry(&one, slice("one"), false, false);
     CHECK(status == TDDP_OK || status == TDDP_NOT_FOUND); /* on a slow machine it had run out */
     CHECK_UNTIL(there(text)[0] == '\0');
     backend->close(&one);

@@ -126,8 +126,11 @@ TEST(a_job_leaves_nothing_but_its_end)
     tddp_etcd_answer left = keys("/torchrun/job/", "/torchrun/job0");
     CHECK_INT(left.count, 1);
     CHECK_TEXT(left.pairs[0].key.data, "/torchrun/job/state");
-    CHECK_CONTAINS(left.pairs[0].value.data, "\"stage\": \"ended\"");
-    CHECK_CONTAINS(left.pairs[0].value.data, "\"ended_how\": \"done\"");
+    tddp_launch_state doc;
+    CHECK_OK(tddp_launch_state_read(left.pairs[0].value.data, left.pairs[0].value.size, &doc));
+    CHECK_INT(doc.stage, TDDP_LAUNCH_STAGE_ENDED);
+    CHECK_INT(doc.how, TDDP_LAUNCH_HOW_DONE);
+    tddp_launch_state_free(&doc);
     CHECK(key_number(&server, "/torchrun/job/state", "lease") != 0); /* it goes by itself */
     tddp_etcd_answer_free(&left);
     /* The job's name may be used again. */
@@ -327,6 +330,20 @@ TEST(a_job_that_was_killed_is_started_again)
     remove_etcd(&server);
 }
 
+/* Whatever has become of it. */
+TEST(a_document_that_has_gone_is_written_again)
+{
+    set_up(1, 1, 60);
+    start_node(0);
+    CHECK_INT(next_notification(0), TDDP_LAUNCH_NOTIFICATION_JOINED);
+    etcd_client *client = open_client(&server.endpoint, 1, "", "");
+    (void)delete_key(client, "/torchrun/job/state");
+    close_client(client);
+    CHECK_UNTIL(key_number(&server, "/torchrun/job/state", "create_revision") > 0);
+    finish(1);
+    remove_etcd(&server);
+}
+
 /* A request of the agent may come at any moment: also between a change that is seen and its
  * reading. */
 TEST(a_change_is_not_missed_where_a_wait_is_canceled)
@@ -345,11 +362,10 @@ TEST(a_change_is_not_missed_where_a_wait_is_canceled)
                              .id = "me"};
     (void)snprintf(self.self.id, sizeof self.self.id, "me");
     CHECK_OK(tddp_launch_entry_write(&self, &entry));
-    CHECK_OK(link.backend->open(&link));
     CHECK_UNTIL(link.backend->connect(&link, 10000) == TDDP_OK);
     CHECK_OK(link.backend->watch(&link, 10000, &view));
     CHECK_INT(view.count, 0);
-    CHECK_OK(link.backend->put_entry(&link, (tddp_slice){entry.data, entry.size}, false));
+    CHECK_OK(link.backend->put_entry(&link, (tddp_slice){entry.data, entry.size}, false, false));
     tddp_cancel_trigger(cancel);
     tddp_status status = TDDP_CANCELED;
     for (int i = 0; i < 200 && status == TDDP_CANCELED; i++) {

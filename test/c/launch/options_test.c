@@ -62,18 +62,23 @@ TEST(nodes_are_a_number_or_a_range)
     refused("--nnodes=0 a", "expected N|MIN:MAX, from 1");
 }
 
+static int streams_of(const tddp_launch_by_rank *list, int local_rank)
+{
+    return list->of[local_rank] & 3;
+}
+
 TEST(streams_for_all_or_by_local_rank)
 {
     CHECK_OK(parse("--redirects=3 -t 1:2,0:3 a"));
-    CHECK_INT(tddp_launch_streams_of(&got.redirects, 7), 3);
+    CHECK_INT(streams_of(&got.redirects, 7), 3);
     CHECK_INT(got.tee.highest, 1);
-    CHECK_INT(tddp_launch_streams_of(&got.tee, 0), 3);
-    CHECK_INT(tddp_launch_streams_of(&got.tee, 1), 2);
-    CHECK_INT(tddp_launch_streams_of(&got.tee, 2), 0);
+    CHECK_INT(streams_of(&got.tee, 0), 3);
+    CHECK_INT(streams_of(&got.tee, 1), 2);
+    CHECK_INT(streams_of(&got.tee, 2), 0);
     const char *forms[] = {"-r3 a", "-r=3 a", "-r 3 a", "--redirects 3 a"};
     for (int i = 0; i < 4; i++) {
         CHECK_OK(parse(forms[i]));
-        CHECK_INT(tddp_launch_streams_of(&got.redirects, 0), 3);
+        CHECK_INT(streams_of(&got.redirects, 0), 3);
         CHECK_TEXT(got.script, "a");
     }
     refused("--tee=4 a", "--tee=4: expected 0|1|2|3|RANK:N,...");
@@ -83,17 +88,26 @@ TEST(streams_for_all_or_by_local_rank)
     CHECK_OK(parse("--tee= --redirects=2:0 a"));
     CHECK(!got.tee.given);
     CHECK(got.redirects.given);
-    CHECK_INT(tddp_launch_streams_of(&got.redirects, 2), 0);
+    CHECK_INT(streams_of(&got.redirects, 2), 0);
     refused("--tee=0:1,0:2 a", "--tee=0:1,0:2: expected 0|1");
+}
+
+TEST(a_text_that_is_too_long)
+{
+    char flags[300];
+    (void)snprintf(flags, sizeof flags, "--rdzv-id=%0256d a", 0);
+    CHECK_OK(parse(flags));
+    (void)snprintf(flags, sizeof flags, "--rdzv-id=%0257d a", 0);
+    refused(flags, ": expected ID, from 1 to 256 bytes; see torchrun --help");
 }
 
 TEST(local_ranks)
 {
     CHECK_OK(parse("a"));
-    CHECK(tddp_launch_ranks_has(&got.local_ranks_filter, 9));
+    CHECK(!got.local_ranks_filter.given);
     CHECK_OK(parse("--nproc-per-node=3 --local-ranks-filter=2,0 a"));
-    CHECK(tddp_launch_ranks_has(&got.local_ranks_filter, 0));
-    CHECK(!tddp_launch_ranks_has(&got.local_ranks_filter, 1));
+    CHECK(got.local_ranks_filter.of[0] != 0);
+    CHECK(got.local_ranks_filter.of[1] == 0);
     CHECK_OK(tddp_launch_options_check_local(&got, 3));
     CHECK_STATUS(tddp_launch_options_check_local(&got, 2), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "--local-ranks-filter names local rank 2: expected 0 to "
@@ -108,7 +122,7 @@ TEST(local_ranks)
     refused("--local-ranks-filter=1,1 a", "--local-ranks-filter=1,1: expected RANK,...");
     refused("--local-ranks-filter=, a", "expected RANK,...");
     CHECK_OK(parse("--local-ranks-filter= a"));
-    CHECK(tddp_launch_ranks_has(&got.local_ranks_filter, 9));
+    CHECK(!got.local_ranks_filter.given);
 }
 
 static bool matches(const char *line)
@@ -306,9 +320,9 @@ TEST(defaults_from_the_environment)
     CHECK_OK(parse("a"));
     variable = "PET_REDIRECTS=0:1";
     CHECK_OK(parse("a"));
-    CHECK_INT(tddp_launch_streams_of(&got.redirects, 0), 1);
+    CHECK_INT(streams_of(&got.redirects, 0), 1);
     CHECK_OK(parse("-r 2 a"));
-    CHECK_INT(tddp_launch_streams_of(&got.redirects, 0), 2);
+    CHECK_INT(streams_of(&got.redirects, 0), 2);
     variable = "PET_MODULE=1";
     CHECK_OK(parse("a"));
     CHECK_TEXT(got.module, "a");

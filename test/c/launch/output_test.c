@@ -212,9 +212,9 @@ TEST(a_stream_that_goes_to_a_file_alone_is_the_workers_own)
         .role = "trainer",
         .log_dir = folder,
         .redirects = {.given = true,
-                      .of = {TDDP_LAUNCH_STDOUT | TDDP_LAUNCH_STDERR,
-                             TDDP_LAUNCH_STDOUT | TDDP_LAUNCH_STDERR}},
-        .tee = {.given = true, .highest = 1, .of = {0, TDDP_LAUNCH_STDOUT}},
+                      .of = {(1 << TDDP_LAUNCH_OUT) | (1 << TDDP_LAUNCH_ERR),
+                             (1 << TDDP_LAUNCH_OUT) | (1 << TDDP_LAUNCH_ERR)}},
+        .tee = {.given = true, .highest = 1, .of = {0, (1 << TDDP_LAUNCH_OUT)}},
     };
     open_desk(&made);
     CHECK_OK(start_output(&made, &options, &output));
@@ -247,8 +247,8 @@ TEST(short_memory_is_survived)
     tddp_launch_options options = {
         .role = "trainer",
         .log_dir = folder,
-        .tee = {.given = true, .of = {TDDP_LAUNCH_STDOUT, TDDP_LAUNCH_STDOUT}},
-        .redirects = {.given = true, .of = {TDDP_LAUNCH_STDERR, TDDP_LAUNCH_STDERR}},
+        .tee = {.given = true, .of = {(1 << TDDP_LAUNCH_OUT), (1 << TDDP_LAUNCH_OUT)}},
+        .redirects = {.given = true, .of = {(1 << TDDP_LAUNCH_ERR), (1 << TDDP_LAUNCH_ERR)}},
         .out_filters = {.count = 1, .texts = "a"},
     };
     bool whole = false;

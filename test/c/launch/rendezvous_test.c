@@ -8,10 +8,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <tddp/store.h>
+
 #include "base/base.h"
 #include "check.h"
 #include "events.h"
 #include "launch/rendezvous/rendezvous.h"
+#include "launch/rendezvous/state.h"
 
 static tddp_launch_options options;
 static tddp_launch_times times;
@@ -61,6 +64,9 @@ static void set_up(int min_nodes, int max_restarts, int heartbeat_timeout)
     times.beat_ms = 50;
     times.read_ms = 200;
     times.last_call_ms = 50;
+    /* However long this machine holds a process up: no node is lost here but those that have ended.
+     */
+    times.reconnect_ms = times.takeover_ms = 20 * 1000;
 }
 
 /* The next notification of a node, but for lines about nodes that are waited for. */
@@ -185,7 +191,7 @@ TEST(a_host_of_an_elastic_job_that_stands_still)
     signal_host(SIGSTOP);
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_STATUS);
     CHECK_INT(next_notification(), TDDP_LAUNCH_NOTIFICATION_CHANGED);
-    CHECK_CONTAINS(text, "the other nodes go on without this one");
+    CHECK_CONTAINS(text, "the other nodes go on without it");
     signal_host(SIGCONT);
     tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_AGAIN, "");
     CHECK_INT(after_status(), TDDP_LAUNCH_NOTIFICATION_JOINED);
@@ -235,6 +241,102 @@ TEST(a_host_that_has_ended_is_lost_at_once)
         CHECK_INT(atomic_load(&resets), 0);
         tddp_launch_rendezvous_end(node);
     }
+}
+
+static tddp_slice slice(const char *value)
+{
+    return (tddp_slice){value, strlen(value)};
+}
+
+/* What the node is, once it can start a round. */
+static tddp_launch_member await_ready(tddp_store *store, int round)
+{
+    static tddp_launch_entry entry;
+    tddp_wait wait = {20 * 1000, NULL};
+    do {
+        tddp_store_entries found = {0};
+        CHECK_OK(tddp_store_watch(store, slice("node/"), &wait, &found));
+        if (found.keys.count > 0) {
+            const tddp_blob *value = &found.values.blobs[0];
+            CHECK_OK(tddp_launch_entry_read(value->data, value->size, &entry));
+        }
+        tddp_store_entries_free(&found);
+    } while (entry.self.id[0] == '\0' || entry.ready < round);
+    CHECK_INT(entry.ready, round);
+    return entry.self;
+}
+
+/* The test leads. A node that was slow reads only that the round is over, in which it had a place;
+ * it has no workers, and takes part in the next one. */
+TEST(a_round_that_was_over_before_the_node_read_of_it)
+{
+    tddp_store_server_opts serves = TDDP_STORE_SERVER_OPTS_INIT;
+    tddp_tcp_store_opts reaches = TDDP_TCP_STORE_OPTS_INIT;
+    tddp_store_server *server;
+    tddp_store *whole;
+    tddp_store *store;
+    tddp_bytes document = {0};
+    set_up(2, 1, 60);
+    serves.host = reaches.host = "127.0.0.1";
+    serves.port = reaches.port = options.endpoints[0].port;
+    reaches.wait_for_workers = 0;
+    CHECK_OK(tddp_store_server_start(&serves, &server));
+    CHECK_OK(tddp_tcp_store_open(&reaches, NULL, &whole));
+    CHECK_OK(tddp_prefix_store_create("torchrun/job", whole, &store));
+    CHECK_OK(tddp_store_set(store, slice("leader"), slice("the test"), NULL));
+    CHECK_OK(tddp_launch_rendezvous_start(&options, &times, "job", 1, &node));
+    tddp_launch_member member = await_ready(store, 0);
+    tddp_launch_state state = {.started = 1,
+                               .stage = TDDP_LAUNCH_STAGE_GATHERING,
+                               .how = TDDP_LAUNCH_HOW_CHANGED,
+                               .text = "a node has come",
+                               .members = &member,
+                               .count = 1};
+    CHECK_OK(tddp_launch_state_write(&state, &document));
+    CHECK_OK(
+        tddp_store_set(store, slice("state"), (tddp_slice){document.data, document.size}, NULL));
+    (void)await_ready(store, 1);
+    tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_QUIT, "");
+    CHECK_UNTIL(tddp_launch_rendezvous_over(node));
+    tddp_launch_rendezvous_end(node);
+    tddp_bytes_free(&document);
+    tddp_store_release(store);
+    tddp_store_release(whole);
+    tddp_store_server_stop(server);
+}
+
+/* A rank that lost its peer is out before the one that failed, and its node has cleared away by
+ * then: nothing of that is known to others before they had time to say what they know. */
+TEST(who_knows_the_cause_of_a_failure_is_heard_first)
+{
+    enum { A_WHILE_MS = 300 }; /* several signs of life */
+    static tddp_launch_options hosts;
+    tddp_launch_rendezvous *hosting;
+    set_up(2, 1, 60);
+    times.read_ms = 60 * 1000;
+    hosts = options;
+    hosts.conf.is_host = 1;
+    CHECK_OK(tddp_launch_rendezvous_start(&hosts, &times, "job", 1, &hosting));
+    CHECK_OK(tddp_launch_rendezvous_start(&options, &times, "job", 1, &node));
+    CHECK_INT(next_of(hosting), TDDP_LAUNCH_NOTIFICATION_JOINED);
+    CHECK_INT(next_of(node), TDDP_LAUNCH_NOTIFICATION_JOINED);
+    tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_FAILED_AFTER_PEER, "lost its peer");
+    tddp_launch_rendezvous_request(node, TDDP_LAUNCH_REQUEST_AGAIN, "");
+    struct pollfd news = {.fd = tddp_launch_rendezvous_fd(hosting), .events = POLLIN};
+    while (poll(&news, 1, A_WHILE_MS) == 1) { /* what woke it last was that it joined */
+        CHECK_INT(tddp_launch_rendezvous_next(hosting, &world, text),
+                  TDDP_LAUNCH_NOTIFICATION_NONE);
+    }
+    tddp_launch_rendezvous_request(hosting, TDDP_LAUNCH_REQUEST_FAILED, "rank 0: exit code 3");
+    tddp_launch_rendezvous_request(hosting, TDDP_LAUNCH_REQUEST_AGAIN, "");
+    CHECK_INT(next_of(hosting), TDDP_LAUNCH_NOTIFICATION_FAILED);
+    CHECK_INT(next_of(node), TDDP_LAUNCH_NOTIFICATION_FAILED);
+    CHECK_TEXT(text, "rank 0: exit code 3");
+    CHECK_INT(next_of(hosting), TDDP_LAUNCH_NOTIFICATION_JOINED);
+    CHECK_INT(next_of(node), TDDP_LAUNCH_NOTIFICATION_JOINED);
+    CHECK_INT(world.restart, 1);
+    tddp_launch_rendezvous_end(node);
+    tddp_launch_rendezvous_end(hosting);
 }
 
 TEST(times_are_made_of_the_settings)

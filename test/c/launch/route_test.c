@@ -4,12 +4,18 @@
 
 /* --- routes ---------------------------------------------------------------------------------- */
 
+static void mark(tddp_launch_route *route, const char *prefix)
+{
+    route->marked = true;
+    route->prefix = tddp_copy_string(prefix);
+}
+
 TEST(lines_wait_for_their_end_and_have_prefixes)
 {
     desk made;
     open_desk(&made);
-    made.routes[0].prefix = tddp_copy_string("a:");
-    made.routes[1].prefix = tddp_copy_string("b:");
+    mark(&made.routes[0], "a:");
+    mark(&made.routes[1], "b:");
     take(&made.routes[0], "one\ntw");
     take(&made.routes[1], "1\n\n2");
     take(&made.routes[0], "o\n");
@@ -72,7 +78,7 @@ TEST(pieces_of_an_endless_line_are_never_continued_by_others)
 {
     desk made;
     open_desk(&made);
-    made.routes[0].prefix = tddp_copy_string("a:");
+    mark(&made.routes[0], "a:");
     size_t size = TDDP_LAUNCH_LONGEST_LINE;
     char *data = malloc(size);
     CHECK(data != NULL);
@@ -98,8 +104,8 @@ TEST(a_progress_bar_is_drawn_in_place_on_a_terminal)
     desk made;
     open_desk(&made);
     made.console.sinks[TDDP_LAUNCH_OUT].terminal = true;
-    made.routes[0].prefix = tddp_copy_string("a:");
-    made.routes[1].prefix = tddp_copy_string("b:");
+    mark(&made.routes[0], "a:");
+    mark(&made.routes[1], "b:");
     take(&made.routes[0], "wor");
     check_console(&made, TDDP_LAUNCH_OUT, "");
     take(&made.routes[0], "king\r1");
@@ -165,7 +171,7 @@ TEST(files_get_bytes_at_once_and_filtered_logs_whole_lines)
         made.routes[i].shown = NULL;
         made.routes[i].filters = &filters;
         made.routes[i].filtered = &filtered;
-        made.routes[i].mark = tddp_copy_string(i == 0 ? "a:" : "b:");
+        made.routes[i].prefix = tddp_copy_string(i == 0 ? "a:" : "b:");
     }
     take(&made.routes[0], "step 1\nlo");
     check_file(log, "step 1\nlo");

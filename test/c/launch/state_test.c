@@ -70,17 +70,14 @@ TEST(a_document_of_no_to_three_members)
             {.id = "c", .host = "z", .local_size = 3, .node_rank = 7},
         };
         tddp_launch_note note = {.id = "d", .refused = true, .text = "no"};
-        tddp_launch_state state = {.version = 3,
-                                   .started = INT64_C(1795276170000000),
+        tddp_launch_state state = {.started = INT64_C(1795276170000000),
                                    .job = "--nnodes=3",
                                    .stage = TDDP_LAUNCH_STAGE_ENDED,
                                    .round = count - 1,
                                    .restart = 2,
                                    .over = count - 1,
-                                   .over_how = TDDP_LAUNCH_HOW_CHANGED,
-                                   .over_text = "b",
-                                   .ended_how = TDDP_LAUNCH_HOW_STOPPED,
-                                   .ended_text = "told",
+                                   .how = TDDP_LAUNCH_HOW_STOPPED,
+                                   .text = "told",
                                    .members = members,
                                    .count = count,
                                    .notes = &note,
@@ -93,8 +90,8 @@ TEST(a_document_of_no_to_three_members)
         CHECK_INT(again.count, count);
         CHECK_INT(again.started, state.started);
         CHECK_INT(again.stage, TDDP_LAUNCH_STAGE_ENDED);
-        CHECK_INT(again.over_how, TDDP_LAUNCH_HOW_CHANGED);
-        CHECK_INT(again.ended_how, TDDP_LAUNCH_HOW_STOPPED);
+        CHECK_INT(again.how, TDDP_LAUNCH_HOW_STOPPED);
+        CHECK_TEXT(again.text, "told");
         CHECK_INT(tddp_launch_state_rank(&again, "c"), count == 3 ? 2 : -1);
         if (count == 3) {
             CHECK_TEXT(again.members[1].addr, "::1");
@@ -150,16 +147,16 @@ TEST(garbage)
         "{\"id\": \"a\", \"local_size\": 65537}",
         "{\"id\": \"a\", \"round\": -2}",
         "{\"id\": \"a\", \"round\": 1.5}",
-        "{\"id\": \"a\", \"hosting\": 1}",
+        "{\"id\": \"a\", \"hosting\": true}",
         "{\"id\": \"a\", \"master_port\": 65536}",
         "{\"id\": \"a\", \"pid\": \"x\"}",
     };
     static const char *const states[] = {
         "",
         "null x",
-        "{\"stage\": \"running\", \"round\": 0",
-        "{\"stage\": \"walking\"}",
-        "{\"over_how\": \"\"}",
+        "{\"stage\": 1, \"round\": 0",
+        "{\"stage\": 3}",
+        "{\"how\": \"\"}",
         "{\"members\": [{\"local_size\": 0}]}",
         "{\"other\": {}}",
     };

@@ -76,8 +76,9 @@ class ElasticCase < LaunchCase
     signal_all(host, :KILL)
   end
 
+  # Children first: a stopped process whose parent is killed before it is continued by the kernel, with SIGHUP.
   def signal_all(host, name)
-    @hosts.processes(host).each do |pid|
+    @hosts.processes(host).sort.reverse_each do |pid|
       Process.kill(name, pid)
     rescue Errno::ESRCH
       nil
