@@ -24,6 +24,8 @@ enum {
     HEAD_BYTES = 48,
     CHECK_MS = 1000,
     LAST_LOOK_MS = 1000, /* where the deadline is over */
+    FIRST_LOOK_MS = 1000,
+    MOST_UNREAD_MS = 16 * 1000,
     FAIL_MS = 1000,
     PAUSE_MS = 50, /* before the list is read again: a rank has given up that had come */
     NAMES_SHOWN = 8,
@@ -318,52 +320,49 @@ static tddp_status judge(tddp_meeting *meeting, const tddp_wait *wait)
     return reason ? tddp_fail(TDDP_PEER_LOST, "rank %d gave up: %s", rank, reason) : TDDP_TIMEOUT;
 }
 
-/* Waits for at most a slice; TDDP_OK: the list may be complete. */
-static tddp_status await_wake(tddp_meeting *meeting, int64_t deadline, tddp_cancel *cancel)
+/* Waits for `wake`, or for the check to fail; TDDP_TIMEOUT: it is time to read the list. */
+static tddp_status await_wake(tddp_meeting *meeting, int64_t until_ns, tddp_cancel *cancel)
 {
     char text[KEY_BYTES];
-    const int64_t slice = tddp_deadline_after_ms(meeting->check_ms);
-    const tddp_wait part = {tddp_deadline_poll_ms(slice < deadline ? slice : deadline), cancel};
-    const tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
     const tddp_slice key = key_of(meeting->name, "wake", text);
-    int64_t come = 0;
-    tddp_status status = tddp_store_wait(meeting->store, &key, 1, &part);
-    if (status != TDDP_TIMEOUT || tddp_now_ns() >= deadline) {
-        return status;
+    tddp_status status = TDDP_TIMEOUT;
+    while (status == TDDP_TIMEOUT && tddp_now_ns() < until_ns) {
+        const int64_t slice_ns = tddp_deadline_after_ms(meeting->check_ms);
+        const tddp_wait part = {tddp_deadline_poll_ms(slice_ns < until_ns ? slice_ns : until_ns),
+                                cancel};
+        status = tddp_store_wait(meeting->store, &key, 1, &part);
+        if (status == TDDP_TIMEOUT && meeting->check && tddp_now_ns() < until_ns) {
+            status = meeting->check(meeting->data);
+            status = status ? status : TDDP_TIMEOUT;
+        }
     }
-    /* The last one may have ended before it could set the key. */
-    if (meeting->giver == TDDP_MEETING_ALL) {
-        status =
-            tddp_store_add(meeting->store, key_of(meeting->name, "come", text), 0, &left, &come);
-    } else {
-        status = TDDP_OK;
-    }
-    if (status || come >= meeting->world_size) {
-        return status;
-    }
-    status = meeting->check ? meeting->check(meeting->data) : TDDP_OK;
-    return status ? status : TDDP_TIMEOUT;
+    return status;
 }
 
+/* Who comes last, or fails, may end before `wake` is set: the list is read without it too, ever
+ * more seldom, since all ranks do. */
 tddp_status tddp_meeting_await(tddp_meeting *meeting, const tddp_wait *wait)
 {
-    const int64_t deadline = tddp_wait_deadline(wait, INT64_MAX);
+    const int64_t deadline_ns = tddp_wait_deadline(wait, INT64_MAX);
     tddp_cancel *cancel = tddp_wait_cancel(wait);
     const tddp_wait look = {LAST_LOOK_MS, cancel};
+    int64_t unread_ms = FIRST_LOOK_MS;
     for (;;) {
-        tddp_status status = await_wake(meeting, deadline, cancel);
-        const bool over = tddp_now_ns() >= deadline;
-        if (status == TDDP_TIMEOUT && !over) {
-            continue;
-        }
-        if (status == TDDP_OK || status == TDDP_TIMEOUT) {
+        const int64_t look_ns = tddp_deadline_after_ms(unread_ms);
+        tddp_status status =
+            await_wake(meeting, look_ns < deadline_ns ? look_ns : deadline_ns, cancel);
+        const bool woken = status == TDDP_OK;
+        const bool over = tddp_now_ns() >= deadline_ns;
+        if (woken || status == TDDP_TIMEOUT) {
             status = judge(meeting, &look);
         }
         if (status != TDDP_TIMEOUT) {
             return status;
         }
-        status = over ? fail_missing(meeting)
-                      : tddp_net_sleep(tddp_deadline_after_ms(PAUSE_MS), tddp_cancel_fd(cancel));
+        unread_ms = unread_ms < MOST_UNREAD_MS ? 2 * unread_ms : MOST_UNREAD_MS;
+        status = over    ? fail_missing(meeting)
+                 : woken ? tddp_net_sleep(tddp_deadline_after_ms(PAUSE_MS), tddp_cancel_fd(cancel))
+                         : TDDP_OK;
         if (status) {
             return status;
         }

@@ -231,6 +231,33 @@ static tddp_status stop_after_three(void *data)
     return ++*calls < 3 ? TDDP_OK : tddp_fail(TDDP_PEER_LOST, "rank 1 has ended");
 }
 
+static void append(const char *name, const char *entry)
+{
+    char key[80];
+    (void)snprintf(key, sizeof key, "%s/list", name);
+    CHECK_OK(tddp_store_append(store, text_of(key), (tddp_slice){entry, strlen(entry) + 1}, &now));
+}
+
+/* Two ranks are in the list, and ended before they did more. */
+TEST(a_rank_ends_in_the_middle_of_coming_or_of_failing)
+{
+    set_up();
+    tddp_meeting *meeting = open_meeting("cut", 0, TDDP_MEETING_ALL);
+    CHECK_OK(tddp_meeting_give(meeting, text_of("a"), &patient));
+    append("cut", "+1 3 1\nb");
+    append("cut", "+2 3 1\nc");
+    CHECK_OK(tddp_meeting_await(meeting, &patient));
+    check_records(meeting, (const char *const[]){"a", "b", "c"});
+    tddp_meeting_close(meeting);
+    meeting = open_meeting("failed", 0, TDDP_MEETING_ALL);
+    CHECK_OK(tddp_meeting_give(meeting, text_of("a"), &patient));
+    append("failed", "!1 3 3\nwhy");
+    CHECK_STATUS(tddp_meeting_await(meeting, &patient), TDDP_PEER_LOST);
+    CHECK_CONTAINS(tddp_error_message(), "rank 1 gave up: why");
+    tddp_meeting_close(meeting);
+    tddp_store_release(store);
+}
+
 TEST(what_is_asked_between_looks_ends_the_wait)
 {
     int calls = 0;
