@@ -141,14 +141,17 @@ static tddp_status act(tddp_launch_node *node)
     if (status != TDDP_OK || node->over) {
         return status;
     }
-    status = node->view.leader[0] ? tddp_launch_node_follow(node)
-                                  : tddp_fail(TDDP_PROTOCOL, "nobody leads the job there");
-    if (status == TDDP_PROTOCOL) { /* or with a document of another kind, of another version, say */
-        tddp_launch_node_await_leader(node, tddp_error_message());
-        return TDDP_OK;
+    const char *why = "nobody leads the job there";
+    if (node->view.leader[0]) {
+        status = tddp_launch_node_follow(node);
+        if (status != TDDP_PROTOCOL) {
+            tddp_launch_node_begin_search(node);
+            return status;
+        }
+        why = tddp_error_message(); /* the document is of another version, say */
     }
-    tddp_launch_node_begin_search(node);
-    return status;
+    tddp_launch_node_await_leader(node, why);
+    return TDDP_OK;
 }
 
 static tddp_status take_turn(tddp_launch_node *node)
