@@ -157,8 +157,10 @@ static tddp_status act(tddp_launch_node *node)
 static tddp_status take_turn(tddp_launch_node *node)
 {
     int64_t answer_ns = tddp_deadline_from(node->heard_ns, node->link.times.read_ms);
-    /* Where a connection was lost, another job may be there by now. */
-    tddp_status status = node->viewed || !node->started ? put_entry(node) : TDDP_OK;
+    /* Where a connection was lost, another job may be there by now, to which the entry as it is
+     * would say that this node is busy with a round of its. */
+    bool may_put = node->followed || node->over || !node->started;
+    tddp_status status = may_put ? put_entry(node) : TDDP_OK;
     if (status == TDDP_OK && !may_end(node)) {
         status = await_change(node);
         if (status == TDDP_OK && node->viewed) {
