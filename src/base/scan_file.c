@@ -6,7 +6,7 @@
 
 #include "base/scan_file.h"
 
-enum { LINE_BYTES = 1024 };
+enum { LINE_BYTES = 8192 };
 
 bool tddp_scan_file(const char *path, const char *format, ...)
 {

@@ -90,6 +90,24 @@ class EndpointsTest < NodesCase
     assert_match(/is lost/, second.err)
   end
 
+  # For a while nobody leads this node's job there: what it had to say of its last round must not come into the next one.
+  def test_the_store_of_another_job_is_there_at_once
+    endpoint = "127.0.0.1:#{free_port}"
+    flags = ["--rdzv-conf=#{CONF}", *wait_for_go]
+    first = at(endpoint, *flags, nodes: "1:2")
+    first.await(/0 of 1/)
+    second = at(endpoint, *flags, nodes: "1:2")
+    second.await(/of 2/)
+    other = standing_still(second) do
+      lose(first)
+      at(endpoint, "--rdzv-conf=#{CONF}", *shell("echo here; #{IDLE}"), nodes: "1:2", id: "another").tap { |run| run.await(/here/) }
+    end
+    second.await(/0 of 1 restart 0/)
+    finish_all([second])
+    other.insist(:TERM)
+    assert_match(/is lost: another one is there now/, second.err)
+  end
+
   # A host and another node with workers, in a job of two.
   def two_nodes(*flags)
     port = free_port

@@ -206,6 +206,18 @@ class SignalsTest < LaunchCase
     end
   end
 
+  # Ctrl-Z stops the workers with torchrun from their first moment on. (In a group of its own, whose leader has this process as
+  # parent: in an orphaned one nobody stops.)
+  def test_ctrl_z_as_soon_as_there_are_workers
+    stop = %q{kill -TSTP $(sed 's/.*) . //; s/ .*//' /proc/$PPID/stat); while [ ! -e go ]; do :; done}
+    runs = 10.times.map { start(*shell(stop), pgroup: true) }
+    states = -> { (marked - runs.map(&:agent)).map { |pid| state(pid) } }
+    eventually(-> { "all to be stopped: #{states.call}" }) { states.call == ["T"] * 20 }
+    FileUtils.touch("#{@folder}/go")
+    runs.each { |run| run.signal(:CONT) }
+    runs.each { |run| assert_code 0, run.finish }
+  end
+
   def test_a_job_can_be_stopped_and_continued
     run = start("--nproc-per-node=2", *shell("echo ready; while [ ! -e go ]; do sleep 0.05; done; echo done"))
     ready(run)

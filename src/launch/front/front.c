@@ -103,14 +103,10 @@ static int watch(pid_t agent, const tddp_launch_signals *signals, const char *un
 {
     int64_t came[NSIG] = {0};
     sigset_t awaited = signals->ending;
-    struct sigaction stop;
     siginfo_t info;
     int status;
     sigaddset(&awaited, SIGCHLD);
-    if (sigaction(SIGTSTP, NULL, &stop) == 0 && stop.sa_handler == SIG_DFL) {
-        sigaddset(&awaited, SIGTSTP);
-        (void)sigprocmask(SIG_BLOCK, &awaited, NULL);
-    }
+    sigaddset(&awaited, SIGTSTP);
     while ((status = reap(agent)) < 0) {
         int number = sigwaitinfo(&awaited, &info);
         if (number == SIGTSTP && !sigismember(&signals->ending, SIGTSTP)) {

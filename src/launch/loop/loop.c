@@ -56,8 +56,7 @@ static tddp_status await(tddp_launch_loop *loop)
     int64_t first = INT64_MAX;
     tddp_launch_source *source;
     struct pollfd *entry = loop->entries + loop->count;
-    TAILQ_FOREACH(source, &loop->sources, link)
-    {
+    TAILQ_FOREACH (source, &loop->sources, link) {
         /* Without events poll would still report an end, again and again; it passes over -1. */
         *--entry = (struct pollfd){source->events ? source->fd : -1, source->events, 0};
         first = source->time != 0 && source->time < first ? source->time : first;
@@ -67,8 +66,7 @@ static tddp_status await(tddp_launch_loop *loop)
         return tddp_fail_errno("poll");
     }
     entry = loop->entries + loop->count;
-    TAILQ_FOREACH(source, &loop->sources, link)
-    {
+    TAILQ_FOREACH (source, &loop->sources, link) {
         source->ready = (--entry)->revents != 0;
     }
     return TDDP_OK;

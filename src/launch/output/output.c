@@ -55,12 +55,12 @@ tddp_status tddp_launch_output_create(const tddp_launch_options *options, const 
     } else if (options->private_folder) {
         output->run = tddp_copy_string(options->private_folder);
     }
-    bool wanted = output->kept || options->private_folder;
-    if (output->kept && output->run && mkdir(output->run, 0777) != 0) {
+    bool failed = (output->kept || options->private_folder) && !output->run;
+    if (!failed && output->kept && mkdir(output->run, 0777) != 0) {
         (void)tddp_fail(TDDP_SYSTEM, "cannot make the folder %s: %s", output->run, strerror(errno));
-        wanted = false;
+        failed = true;
     }
-    if (wanted != (output->run != NULL)) {
+    if (failed) {
         tddp_launch_output_free(output);
         return TDDP_SYSTEM;
     }

@@ -61,7 +61,8 @@ tddp_status tddp_launch_address_check(const char *address, int port, const char 
     return tddp_fail(
         status,
         "no way from %s to the workers' store of node rank 0 (%s), which it says is at %s port "
-        "%d: %s; start torchrun with --local-addr=ADDRESS on %s, an address of it that all nodes "
-        "reach, and let no firewall close its ports",
+        "%d: %s; a loopback address means another host here, else that may be the wrong interface: "
+        "start torchrun with --local-addr=ADDRESS on %s, an address of it that all nodes reach, "
+        "and let no firewall close its ports",
         own, master, address, port, reason, master);
 }

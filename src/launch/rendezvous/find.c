@@ -215,7 +215,7 @@ static void be_connected(tddp_launch_node *node)
     }
     tddp_launch_view_free(&node->view);
     tddp_bytes_free(&node->put);
-    node->viewed = false;
+    node->viewed = node->followed = false;
     node->contact = TDDP_LAUNCH_CONNECTED;
     node->heard_ns = tddp_now_ns();
     tddp_launch_node_begin_search(node);

@@ -141,21 +141,26 @@ static tddp_status act(tddp_launch_node *node)
     if (status != TDDP_OK || node->over) {
         return status;
     }
-    status = node->view.leader[0] ? tddp_launch_node_follow(node)
-                                  : tddp_fail(TDDP_PROTOCOL, "nobody leads the job there");
-    if (status == TDDP_PROTOCOL) { /* or with a document of another kind, of another version, say */
-        tddp_launch_node_await_leader(node, tddp_error_message());
-        return TDDP_OK;
+    const char *why = "nobody leads the job there";
+    if (node->view.leader[0]) {
+        status = tddp_launch_node_follow(node);
+        if (status != TDDP_PROTOCOL) {
+            tddp_launch_node_begin_search(node);
+            return status;
+        }
+        why = tddp_error_message(); /* the document is of another version, say */
     }
-    tddp_launch_node_begin_search(node);
-    return status;
+    tddp_launch_node_await_leader(node, why);
+    return TDDP_OK;
 }
 
 static tddp_status take_turn(tddp_launch_node *node)
 {
     int64_t answer_ns = tddp_deadline_from(node->heard_ns, node->link.times.read_ms);
-    /* Where a connection was lost, another job may be there by now. */
-    tddp_status status = node->viewed || !node->started ? put_entry(node) : TDDP_OK;
+    /* Where a connection was lost, another job may be there by now, to which the entry as it is
+     * would say that this node is busy with a round of its. */
+    bool may_put = node->followed || node->over || !node->started;
+    tddp_status status = may_put ? put_entry(node) : TDDP_OK;
     if (status == TDDP_OK && !may_end(node)) {
         status = await_change(node);
         if (status == TDDP_OK && node->viewed) {

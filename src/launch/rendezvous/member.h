@@ -50,6 +50,7 @@ typedef struct tddp_launch_rendezvous {
     tddp_launch_contact contact;
     tddp_launch_view view; /* what was read last */
     bool viewed;           /* since the connection was made, and since the last entry was put */
+    bool followed;         /* the document of this connection: it may be of another job */
     int64_t heard_ns;      /* when a sign of life of this node was answered last */
     int64_t alone_ns;      /* since when nobody is known to lead */
     int64_t report_ns;     /* when to report that next */

@@ -211,6 +211,7 @@ tddp_status tddp_launch_node_follow(tddp_launch_node *node)
     tddp_status status = tddp_launch_state_read(found->data, found->size, &doc);
     if (status == TDDP_OK) {
         status = take_document(node, &doc);
+        node->followed = true;
         tddp_launch_state_free(&doc);
     }
     return status;

@@ -115,9 +115,7 @@ static void execute(tddp_launch_timers *self, const tddp_launch_timer *timer)
     } else if (timer->deadline != INT64_MIN && !self->full) {
         self->full = true;
         tddp_log(TDDP_LOG_WARN, "launch",
-                 "the workers have too many timers (%d): further ones do "
-                 "not count",
-                 MOST_TIMERS);
+                 "the workers have too many timers (%d): further ones do not count", MOST_TIMERS);
     }
 }
 

@@ -50,13 +50,8 @@ char *tddp_launch_list_children(void)
 {
     char path[PATH_BYTES];
     char *list = NULL;
-    size_t capacity = 0;
     (void)snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
-    FILE *file = fopen(path, "re");
-    if (file) {
-        (void)!getline(&list, &capacity, file); /* "12 34 " */
-        fclose(file);
-    }
+    (void)tddp_scan_file(path, "%m[0-9 ]", &list); /* "12 34 " */
     return list;
 }
 

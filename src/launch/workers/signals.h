@@ -32,9 +32,10 @@ typedef struct tddp_launch_signal {
 } tddp_launch_signal;
 
 /*
- * Blocks SIGCHLD and the signals of `list` (--signals-to-handle). One that was ignored when
- * torchrun was started (nohup) stays ignored, but SIGTERM. SIGPIPE is ignored from here on. Before
- * any thread is started. Errors: TDDP_SYSTEM.
+ * Blocks SIGCHLD, SIGTSTP (until there are workers to be stopped with torchrun) and the signals of
+ * `list` (--signals-to-handle). One that was ignored when torchrun was started (nohup) stays
+ * ignored, but SIGTERM. SIGPIPE is ignored from here on. Before any thread or process is started.
+ * Errors: TDDP_SYSTEM.
  */
 TDDP_NODISCARD tddp_status tddp_launch_signals_block(const int *list, int count,
                                                      tddp_launch_signals *out);

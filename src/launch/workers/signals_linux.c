@@ -32,6 +32,9 @@ tddp_status tddp_launch_signals_block(const int *list, int count, tddp_launch_si
     }
     sigset_t taken = made.ending;
     sigaddset(&taken, SIGCHLD);
+    if (!is_ignored(SIGTSTP)) {
+        sigaddset(&taken, SIGTSTP);
+    }
     /* With SIGCHLD ignored, children would vanish without their exit status. */
     if (signal(SIGCHLD, SIG_DFL) == SIG_ERR || signal(SIGPIPE, SIG_IGN) == SIG_ERR ||
         sigprocmask(SIG_BLOCK, &taken, &made.before) != 0) {

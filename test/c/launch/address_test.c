@@ -68,5 +68,9 @@ TEST(who_listens_is_reached)
     const char *text = tddp_error_message();
     CHECK_CONTAINS(text, "no way from 10.1.2.3 to the workers' store of node rank 0 (first)");
     CHECK_CONTAINS(text, "127.0.0.1 port");
+    CHECK_CONTAINS(text, "a loopback address means another host here");
     CHECK_CONTAINS(text, "--local-addr=ADDRESS on first");
+    CHECK_STATUS(tddp_launch_address_check("127.0.0.1", number, "first", "127.0.0.1", 2000, NULL),
+                 TDDP_NETWORK);
+    CHECK_CONTAINS(tddp_error_message(), "that may be the wrong interface");
 }
