@@ -2,12 +2,12 @@
  * @file meeting.h
  * @brief Meetings: each rank of a group gives a record, and gets those of all, through a store.
  *
- * Also one rank for all others. Whoever is missing is named; a rank that will not come says why,
- * which ends the meeting for all at once. What records say is the caller's. Groups are made this
- * way, and backends connect this way (UCC calls it the out-of-band allgather).
+ * Also one rank for all others. Ranks that are missing are named; a rank that fails says why, which
+ * ends the meeting for all at once. What records say is the caller's. Groups are made this way, and
+ * backends connect this way (UCC calls it the out-of-band allgather).
  *
- * Who has come is what the list of records says, by rank; counters and keys beside it only wake
- * those that wait, so that no order of coming, giving up, failing and dying completes a meeting
+ * Who has arrived is what the list of records says, by rank; counters and keys beside it only wake
+ * those that wait, so that no order of arriving, withdrawing, failing and dying completes a meeting
  * early or hides a record.
  *
  * One thread at a time uses a meeting. Calls that wait do so in slices, since a TCP store serves
@@ -29,41 +29,47 @@ enum {
 
 typedef struct tddp_meeting tddp_meeting;
 
-/**
- * Makes no request yet. `store` is borrowed until the close; `name` is that of the meeting's keys
- * there, at most 60 bytes, and serves for one meeting (for another one once all have left). `giver`
- * is the one rank that gives a record, or TDDP_MEETING_ALL. Errors: TDDP_OUT_OF_MEMORY. Caller:
- * tddp_meeting_close().
- */
-TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_open(tddp_store *store, const char *name, int rank,
-                                                      int world_size, int giver,
+/** What a meeting is; all pointers are borrowed until the close. */
+typedef struct tddp_meeting_opts {
+    tddp_store *store;
+    /** Of its keys in the store, at most 60 bytes. Serves for one meeting, and for another one once
+     * all ranks have left. */
+    const char *name;
+    int rank;
+    int world_size;
+    int giver;        /**< the one rank that gives a record, or TDDP_MEETING_ALL */
+    const int *names; /**< what texts call the ranks; NULL: by their numbers */
+    /** Called about every `check_ms` milliseconds while tddp_meeting_await() waits; an error ends
+     * the wait. NULL: nothing is. */
+    tddp_status (*check)(void *data);
+    void *data;
+    int check_ms;
+} tddp_meeting_opts;
+
+/** Makes no request yet. Errors: TDDP_OUT_OF_MEMORY. Caller: tddp_meeting_close(). */
+TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_open(const tddp_meeting_opts *opts,
                                                       tddp_meeting **out);
 
 /** Frees it with its records; its keys stay. NULL is fine. */
 TDDP_API void tddp_meeting_close(tddp_meeting *meeting);
-
-/** Has tddp_meeting_await() call `check` about every `every_ms` milliseconds while records are
- * missing; an error ends the wait. NULL: nothing is called. */
-TDDP_API void tddp_meeting_set_check(tddp_meeting *meeting, tddp_status (*check)(void *data),
-                                     void *data, int every_ms);
 
 /** Gives this rank's record, of any bytes: once, or again after tddp_meeting_withdraw(). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_give(tddp_meeting *meeting, tddp_slice record,
                                                       const tddp_wait *wait);
 
 /** Returns once all records are there. Errors: TDDP_TIMEOUT, with the ranks that are missing in the
- * text; TDDP_PEER_LOST: a rank has failed before all had come, see tddp_meeting_failure(); what
- * tddp_meeting_look() and the check return; the store's. Of records and failures the one that is in
+ * text; TDDP_PEER_LOST: a rank has failed before all had arrived, see tddp_meeting_failure(); what
+ * tddp_meeting_read() and the check return; the store's. Of records and failures the one that is in
  * the store first counts, for all ranks. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_await(tddp_meeting *meeting,
                                                        const tddp_wait *wait);
 
-/** Reads who has come, and waits for nobody. Errors: TDDP_MISMATCH (another rank's world size is
+/** Reads who has arrived, and waits for nobody. Errors: TDDP_MISMATCH (another rank's world size is
  * another one), TDDP_PROTOCOL (there are other keys of that name), the store's. */
-TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_look(tddp_meeting *meeting, const tddp_wait *wait);
+TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_read(tddp_meeting *meeting, const tddp_wait *wait);
 
 /** What was read last, by rank. A record points into the meeting, has a NUL behind it, and is NULL
- * where the rank has not come. */
+ * where the rank has not arrived. */
 TDDP_API const tddp_slice *tddp_meeting_records(const tddp_meeting *meeting);
 
 /** How many are missing, and which: "2", "1, 2, 4", "1, 2, ... (30 in all)". */
@@ -73,14 +79,13 @@ TDDP_API int tddp_meeting_missing(const tddp_meeting *meeting, char text[TDDP_ME
  * which is set. */
 TDDP_API const char *tddp_meeting_failure(const tddp_meeting *meeting, int *rank);
 
-/** A rank has failed, before or after it gave its record: all that wait in this meeting, or look,
- * learn why, up to 1,023 bytes of it. Needs no memory, takes two seconds at most; if it can't be
- * told, that is only logged. Changes the thread's error text. */
-TDDP_API void tddp_meeting_fail(tddp_store *store, const char *name, int rank, int world_size,
-                                const char *reason);
+/** A rank has failed, before or after it gave its record: all that wait in this meeting, or read
+ * it, learn why, up to 1,023 bytes of it. Needs no memory, takes two seconds at most; if the store
+ * can't be told, that is only logged. Changes the thread's error text. */
+TDDP_API void tddp_meeting_fail(const tddp_meeting_opts *opts, const char *reason);
 
 /** This rank waits no longer, and its record, if it gave one, does not count: another process may
- * come with its rank. Also with a meeting opened again. */
+ * arrive with its rank. Also with a meeting opened again. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, int gave,
                                                           const tddp_wait *wait);
 

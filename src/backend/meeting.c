@@ -1,12 +1,13 @@
 /*
- * Meetings: tddp/meeting.h says what they are. A rank comes by two requests, waits by one, and
+ * Meetings: tddp/meeting.h says what they are. A rank arrives by two requests, waits by one, and
  * reads all records by one.
  *
- * Keys below the meeting's name: `list` grows by an entry when a rank comes ("+RANK WORLD
- * SIZE\n" and its record), gives up ("-") or fails ("!", and the reason), each with a NUL behind;
- * `come` counts those that have come and not given up; `wake` is there once they were all, or one
- * has failed; `left` counts those that have left. A rank's last entry counts, but a failure stays:
- * whether all had come before one failed is decided by the order of the list, for all that read it.
+ * Keys below the meeting's name: `list` grows by an entry when a rank arrives ("+RANK WORLD
+ * SIZE\n" and its record), withdraws ("-") or fails ("!", and the reason), each with a NUL behind;
+ * `arrived` counts those that have arrived and not withdrawn; `wake` is there once they were all,
+ * or one has failed; `left` counts those that have left. A rank's last entry counts, but a failure
+ * stays: whether all had arrived before one failed is decided by the order of the list, for all
+ * that read it.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,31 +23,25 @@ enum {
     NAME_BYTES = 64,
     KEY_BYTES = NAME_BYTES + 8,
     HEAD_BYTES = 48,
-    CHECK_MS = 1000,
-    LAST_LOOK_MS = 1000, /* where the deadline is over */
-    FIRST_LOOK_MS = 1000,
+    SLICE_MS = 1000, /* of a wait, where there is no check */
+    READ_MS = 1000,  /* for one read, also where the deadline is over */
+    FIRST_READ_MS = 1000,
     MOST_UNREAD_MS = 16 * 1000,
     FAIL_MS = 1000,
-    PAUSE_MS = 50, /* before the list is read again: a rank has given up that had come */
+    PAUSE_MS = 50, /* before the list is read again: a rank has withdrawn that had arrived */
     NAMES_SHOWN = 8,
     REASON_BYTES = 1024,
 };
 
 struct tddp_meeting {
-    tddp_store *store;
+    tddp_meeting_opts opts; /* its name is the copy below */
     char name[NAME_BYTES];
-    int rank;
-    int world_size;
-    int giver;
-    tddp_status (*check)(void *data);
-    void *data;
-    int check_ms;
     tddp_blob list; /* as it was read last */
     tddp_slice *records;
     tddp_slice *failures;
     int missing;
     int first_failed; /* -1: none */
-    bool complete;    /* all had come before the first failed */
+    bool complete;    /* all had arrived before the first failed */
 };
 
 static tddp_slice key_of(const char *name, const char *what, char text[KEY_BYTES])
@@ -55,39 +50,37 @@ static tddp_slice key_of(const char *name, const char *what, char text[KEY_BYTES
     return (tddp_slice){text, (size_t)length};
 }
 
-tddp_status tddp_meeting_open(tddp_store *store, const char *name, int rank, int world_size,
-                              int giver, tddp_meeting **out)
+/* Forgets what was read. */
+static void clear(tddp_meeting *meeting)
 {
+    const size_t count = (size_t)meeting->opts.world_size;
+    memset(meeting->records, 0, count * sizeof *meeting->records);
+    memset(meeting->failures, 0, count * sizeof *meeting->failures);
+    meeting->missing = meeting->opts.giver == TDDP_MEETING_ALL ? (int)count : 1;
+    meeting->first_failed = -1;
+    meeting->complete = false;
+}
+
+tddp_status tddp_meeting_open(const tddp_meeting_opts *opts, tddp_meeting **out)
+{
+    const size_t count = (size_t)opts->world_size;
     tddp_meeting *made = tddp_alloc(sizeof *made);
     if (!made) {
         return TDDP_OUT_OF_MEMORY;
     }
-    *made = (tddp_meeting){
-        .store = store,
-        .rank = rank,
-        .world_size = world_size,
-        .giver = giver,
-        .check_ms = CHECK_MS,
-        .records = tddp_alloc_array((size_t)world_size, sizeof *made->records),
-        .failures = tddp_alloc_array((size_t)world_size, sizeof *made->failures),
-        .missing = giver == TDDP_MEETING_ALL ? world_size : 1,
-        .first_failed = -1,
-    };
-    (void)snprintf(made->name, sizeof made->name, "%s", name);
+    made->opts = *opts;
+    made->opts.name = made->name;
+    made->opts.check_ms = opts->check ? opts->check_ms : SLICE_MS;
+    (void)snprintf(made->name, sizeof made->name, "%s", opts->name);
+    made->records = tddp_alloc_array(count, sizeof *made->records);
+    made->failures = tddp_alloc_array(count, sizeof *made->failures);
     if (!made->records || !made->failures) {
         tddp_meeting_close(made);
         return TDDP_OUT_OF_MEMORY;
     }
+    clear(made);
     *out = made;
     return TDDP_OK;
-}
-
-void tddp_meeting_set_check(tddp_meeting *meeting, tddp_status (*check)(void *data), void *data,
-                            int every_ms)
-{
-    meeting->check = check;
-    meeting->data = data;
-    meeting->check_ms = every_ms;
 }
 
 void tddp_meeting_close(tddp_meeting *meeting)
@@ -108,13 +101,13 @@ static tddp_status add_entry(tddp_meeting *meeting, char kind, tddp_slice text,
     char key[KEY_BYTES];
     char head[HEAD_BYTES];
     tddp_bytes entry = {0};
-    int length = snprintf(head, sizeof head, "%c%d %d %zu\n", kind, meeting->rank,
-                          meeting->world_size, text.size);
+    int length = snprintf(head, sizeof head, "%c%d %d %zu\n", kind, meeting->opts.rank,
+                          meeting->opts.world_size, text.size);
     tddp_status status = tddp_bytes_append(&entry, head, (size_t)length);
     status = status ? status : tddp_bytes_append(&entry, text.data, text.size);
     status = status ? status : tddp_bytes_append(&entry, "", 1); /* the record's NUL */
     status = status ? status
-                    : tddp_store_append(meeting->store, key_of(meeting->name, "list", key),
+                    : tddp_store_append(meeting->opts.store, key_of(meeting->name, "list", key),
                                         (tddp_slice){entry.data, entry.size}, wait);
     tddp_bytes_free(&entry);
     return status;
@@ -139,7 +132,7 @@ static const char *read_head(const char *at, const char *end, int *rank, int *wo
 
 static void take_entry(tddp_meeting *meeting, char kind, int rank, tddp_slice text)
 {
-    const bool needed = meeting->giver == TDDP_MEETING_ALL || meeting->giver == rank;
+    const bool needed = meeting->opts.giver == TDDP_MEETING_ALL || meeting->opts.giver == rank;
     if (kind == '!') {
         meeting->failures[rank] = text;
         meeting->first_failed = meeting->first_failed < 0 ? rank : meeting->first_failed;
@@ -151,16 +144,18 @@ static void take_entry(tddp_meeting *meeting, char kind, int rank, tddp_slice te
     meeting->complete = meeting->missing == 0 && (meeting->complete || meeting->first_failed < 0);
 }
 
+static int name_of(const tddp_meeting_opts *opts, int rank)
+{
+    return opts->names ? opts->names[rank] : rank;
+}
+
 static tddp_status take_list(tddp_meeting *meeting)
 {
-    const int count = meeting->world_size;
+    const tddp_meeting_opts *opts = &meeting->opts;
+    const int count = opts->world_size;
     const char *at = meeting->list.data;
     const char *end = at + meeting->list.size;
-    memset(meeting->records, 0, (size_t)count * sizeof *meeting->records);
-    memset(meeting->failures, 0, (size_t)count * sizeof *meeting->failures);
-    meeting->missing = meeting->giver == TDDP_MEETING_ALL ? count : 1;
-    meeting->first_failed = -1;
-    meeting->complete = false;
+    clear(meeting);
     while (at < end) {
         int rank;
         int world_size;
@@ -175,9 +170,10 @@ static tddp_status take_list(tddp_meeting *meeting)
         }
         if (world_size != count || rank >= count) {
             return tddp_fail(TDDP_MISMATCH,
-                             "rank %d has come with a world size of %d, rank %d with %d: expected "
-                             "the same on all ranks",
-                             rank, world_size, meeting->rank, count);
+                             "rank %d has arrived with a world size of %d, rank %d with %d: "
+                             "expected the same on all ranks",
+                             rank < count ? name_of(opts, rank) : rank, world_size,
+                             name_of(opts, opts->rank), count);
         }
         take_entry(meeting, kind, rank, (tddp_slice){text, size});
         at = text + size + 1;
@@ -185,17 +181,17 @@ static tddp_status take_list(tddp_meeting *meeting)
     return TDDP_OK;
 }
 
-tddp_status tddp_meeting_look(tddp_meeting *meeting, const tddp_wait *wait)
+tddp_status tddp_meeting_read(tddp_meeting *meeting, const tddp_wait *wait)
 {
     char text[KEY_BYTES];
     const tddp_slice key = key_of(meeting->name, "list", text);
     int there = 0;
-    tddp_status status = tddp_store_check(meeting->store, &key, 1, wait, &there);
+    tddp_status status = tddp_store_check(meeting->opts.store, &key, 1, wait, &there);
     if (status || !there) {
         return status;
     }
     tddp_blob_free(&meeting->list);
-    status = tddp_store_get(meeting->store, key, wait, &meeting->list);
+    status = tddp_store_get(meeting->opts.store, key, wait, &meeting->list);
     return status ? status : take_list(meeting);
 }
 
@@ -209,11 +205,11 @@ int tddp_meeting_missing(const tddp_meeting *meeting, char text[TDDP_MEETING_TEX
     size_t used = 0;
     int shown = 0;
     text[0] = '\0';
-    for (int rank = 0; rank < meeting->world_size && shown < NAMES_SHOWN; rank++) {
-        const bool needed = meeting->giver < 0 || meeting->giver == rank;
+    for (int rank = 0; rank < meeting->opts.world_size && shown < NAMES_SHOWN; rank++) {
+        const bool needed = meeting->opts.giver < 0 || meeting->opts.giver == rank;
         if (needed && !meeting->records[rank].data) {
             used += (size_t)snprintf(text + used, TDDP_MEETING_TEXT_BYTES - used, "%s%d",
-                                     used ? ", " : "", rank);
+                                     used ? ", " : "", name_of(&meeting->opts, rank));
             shown++;
         }
     }
@@ -230,7 +226,7 @@ const char *tddp_meeting_failure(const tddp_meeting *meeting, int *rank)
     return *rank < 0 ? NULL : meeting->failures[*rank].data;
 }
 
-/* --- coming ---------------------------------------------------------------------------------- */
+/* --- arriving -------------------------------------------------------------------------------- */
 
 static tddp_status wake(tddp_store *store, const char *name, const tddp_wait *wait)
 {
@@ -241,43 +237,43 @@ static tddp_status wake(tddp_store *store, const char *name, const tddp_wait *wa
 tddp_status tddp_meeting_give(tddp_meeting *meeting, tddp_slice record, const tddp_wait *wait)
 {
     char key[KEY_BYTES];
-    int64_t come = meeting->world_size;
+    int64_t arrived = meeting->opts.world_size;
     tddp_status status = add_entry(meeting, '+', record, wait);
-    if (status == TDDP_OK && meeting->giver == TDDP_MEETING_ALL) {
-        status = tddp_store_add(meeting->store, key_of(meeting->name, "come", key), 1, wait, &come);
+    if (status == TDDP_OK && meeting->opts.giver == TDDP_MEETING_ALL) {
+        status = tddp_store_add(meeting->opts.store, key_of(meeting->name, "arrived", key), 1, wait,
+                                &arrived);
     }
-    return status == TDDP_OK && come == meeting->world_size
-               ? wake(meeting->store, meeting->name, wait)
+    return status == TDDP_OK && arrived == meeting->opts.world_size
+               ? wake(meeting->opts.store, meeting->name, wait)
                : status;
 }
 
 tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, int gave, const tddp_wait *wait)
 {
     char key[KEY_BYTES];
-    int64_t come;
+    int64_t arrived;
     int deleted;
     tddp_status status = add_entry(meeting, '-', (tddp_slice){"", 0}, wait);
-    if (status == TDDP_OK && gave && meeting->giver == TDDP_MEETING_ALL) {
-        status =
-            tddp_store_add(meeting->store, key_of(meeting->name, "come", key), -1, wait, &come);
+    if (status == TDDP_OK && gave && meeting->opts.giver == TDDP_MEETING_ALL) {
+        status = tddp_store_add(meeting->opts.store, key_of(meeting->name, "arrived", key), -1,
+                                wait, &arrived);
     }
     return status ? status
-                  : tddp_store_delete_key(meeting->store, key_of(meeting->name, "wake", key), wait,
-                                          &deleted);
+                  : tddp_store_delete_key(meeting->opts.store, key_of(meeting->name, "wake", key),
+                                          wait, &deleted);
 }
 
-void tddp_meeting_fail(tddp_store *store, const char *name, int rank, int world_size,
-                       const char *reason)
+void tddp_meeting_fail(const tddp_meeting_opts *opts, const char *reason)
 {
     const tddp_wait wait = {FAIL_MS, NULL};
     char key[KEY_BYTES];
     char entry[HEAD_BYTES + REASON_BYTES]; /* not allocated: it may be a lack of memory */
     const size_t size = strnlen(reason, REASON_BYTES - 1);
-    const int length = snprintf(entry, sizeof entry, "!%d %d %zu\n%.*s", rank, world_size, size,
-                                (int)size, reason);
-    tddp_status status = tddp_store_append(store, key_of(name, "list", key),
+    const int length = snprintf(entry, sizeof entry, "!%d %d %zu\n%.*s", opts->rank,
+                                opts->world_size, size, (int)size, reason);
+    tddp_status status = tddp_store_append(opts->store, key_of(opts->name, "list", key),
                                            (tddp_slice){entry, (size_t)length + 1}, &wait);
-    if (status || wake(store, name, &wait)) {
+    if (status || wake(opts->store, opts->name, &wait)) {
         tddp_log(TDDP_LOG_DEBUG, "backend", "the other ranks are not told of a failure: %s",
                  tddp_error_message());
     }
@@ -285,14 +281,15 @@ void tddp_meeting_fail(tddp_store *store, const char *name, int rank, int world_
 
 tddp_status tddp_meeting_leave(tddp_meeting *meeting, const tddp_wait *wait)
 {
-    static const char *const keys[] = {"list", "come", "wake", "left"};
+    static const char *const keys[] = {"list", "arrived", "wake", "left"};
     char key[KEY_BYTES];
     int64_t left;
     int deleted;
-    tddp_store *store = meeting->store;
+    tddp_store *store = meeting->opts.store;
     tddp_status status = tddp_store_add(store, key_of(meeting->name, "left", key), 1, wait, &left);
     for (size_t i = 0;
-         status == TDDP_OK && left == meeting->world_size && i < sizeof keys / sizeof *keys; i++) {
+         status == TDDP_OK && left == meeting->opts.world_size && i < sizeof keys / sizeof *keys;
+         i++) {
         status = tddp_store_delete_key(store, key_of(meeting->name, keys[i], key), wait, &deleted);
     }
     return status;
@@ -304,57 +301,60 @@ static tddp_status fail_missing(const tddp_meeting *meeting)
 {
     char missing[TDDP_MEETING_TEXT_BYTES];
     (void)tddp_meeting_missing(meeting, missing);
-    return tddp_fail(TDDP_TIMEOUT, "rank(s) %s of %d did not come in time", missing,
-                     meeting->world_size);
+    return tddp_fail(TDDP_TIMEOUT, "rank(s) %s of %d did not arrive in time", missing,
+                     meeting->opts.world_size);
 }
 
 /* Whether the meeting is over, as the list says now; else TDDP_TIMEOUT. */
-static tddp_status judge(tddp_meeting *meeting, const tddp_wait *wait)
+static tddp_status evaluate(tddp_meeting *meeting, tddp_cancel *cancel)
 {
     int rank = -1;
-    tddp_status status = tddp_meeting_look(meeting, wait);
+    const tddp_wait wait = {READ_MS, cancel};
+    tddp_status status = tddp_meeting_read(meeting, &wait);
     const char *reason = status ? NULL : tddp_meeting_failure(meeting, &rank);
     if (status || meeting->complete) {
         return status;
     }
-    return reason ? tddp_fail(TDDP_PEER_LOST, "rank %d gave up: %s", rank, reason) : TDDP_TIMEOUT;
+    return reason ? tddp_fail(TDDP_PEER_LOST, "rank %d failed: %s", name_of(&meeting->opts, rank),
+                              reason)
+                  : TDDP_TIMEOUT;
 }
 
 /* Waits for `wake`, or for the check to fail; TDDP_TIMEOUT: it is time to read the list. */
 static tddp_status await_wake(tddp_meeting *meeting, int64_t until_ns, tddp_cancel *cancel)
 {
     char text[KEY_BYTES];
+    const tddp_meeting_opts *opts = &meeting->opts;
     const tddp_slice key = key_of(meeting->name, "wake", text);
     tddp_status status = TDDP_TIMEOUT;
     while (status == TDDP_TIMEOUT && tddp_now_ns() < until_ns) {
-        const int64_t slice_ns = tddp_deadline_after_ms(meeting->check_ms);
-        const tddp_wait part = {tddp_deadline_poll_ms(slice_ns < until_ns ? slice_ns : until_ns),
-                                cancel};
-        status = tddp_store_wait(meeting->store, &key, 1, &part);
-        if (status == TDDP_TIMEOUT && meeting->check && tddp_now_ns() < until_ns) {
-            status = meeting->check(meeting->data);
+        const int64_t slice_ns = tddp_deadline_after_ms(opts->check_ms);
+        const tddp_wait slice = {tddp_deadline_poll_ms(slice_ns < until_ns ? slice_ns : until_ns),
+                                 cancel};
+        status = tddp_store_wait(opts->store, &key, 1, &slice);
+        if (status == TDDP_TIMEOUT && opts->check && tddp_now_ns() < until_ns) {
+            status = opts->check(opts->data);
             status = status ? status : TDDP_TIMEOUT;
         }
     }
     return status;
 }
 
-/* Who comes last, or fails, may end before `wake` is set: the list is read without it too, ever
- * more seldom, since all ranks do. */
+/* The rank that arrives last, or fails, may end before `wake` is set: the list is read without it
+ * too, ever more seldom, since all ranks do. */
 tddp_status tddp_meeting_await(tddp_meeting *meeting, const tddp_wait *wait)
 {
     const int64_t deadline_ns = tddp_wait_deadline(wait, INT64_MAX);
     tddp_cancel *cancel = tddp_wait_cancel(wait);
-    const tddp_wait look = {LAST_LOOK_MS, cancel};
-    int64_t unread_ms = FIRST_LOOK_MS;
+    int64_t unread_ms = FIRST_READ_MS;
     for (;;) {
-        const int64_t look_ns = tddp_deadline_after_ms(unread_ms);
+        const int64_t read_ns = tddp_deadline_after_ms(unread_ms);
         tddp_status status =
-            await_wake(meeting, look_ns < deadline_ns ? look_ns : deadline_ns, cancel);
+            await_wake(meeting, read_ns < deadline_ns ? read_ns : deadline_ns, cancel);
         const bool woken = status == TDDP_OK;
         const bool over = tddp_now_ns() >= deadline_ns;
         if (woken || status == TDDP_TIMEOUT) {
-            status = judge(meeting, &look);
+            status = evaluate(meeting, cancel);
         }
         if (status != TDDP_TIMEOUT) {
             return status;

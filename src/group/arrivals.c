@@ -11,7 +11,7 @@
 #include <tddp/meeting.h>
 
 enum {
-    LOOK_MS = 1000,
+    READ_MS = 1000,
     CHECK_MS = 1000,
     LOOKS_A_SLICE = 4 /* for ranks of PyTorch's own */,
     ADDRESS_BYTES = 200
@@ -23,10 +23,10 @@ int64_t tddp_group_missing_log_interval_ms = 10000;
 typedef struct arrival {
     tddp_group *group;
     tddp_meeting *meeting;
-    const tddp_wait look;
+    const tddp_wait read;
     int64_t start;
     int64_t next_log;
-    int turn; /* of the ranks that are looked at */
+    int next; /* of the ranks that are looked at */
 } arrival;
 
 /* " at 10.0.0.1:29500"; "" where the store has no address. Returns `text`. */
@@ -68,10 +68,10 @@ static tddp_status check_for_pytorch(arrival *self)
     tddp_group *group = self->group;
     tddp_status status = TDDP_OK;
     for (int i = 0; i < LOOKS_A_SLICE && status == TDDP_OK; i++) {
-        const int rank = self->turn++ % group->world_size;
+        const int rank = self->next++ % group->world_size;
         bool there = false;
         if (rank != group->rank && !tddp_meeting_records(self->meeting)[rank].data) {
-            status = has_pytorchs_keys(group, rank, &self->look, &there);
+            status = has_pytorchs_keys(group, rank, &self->read, &there);
         }
         if (there) {
             char address[ADDRESS_BYTES];
@@ -95,7 +95,7 @@ static tddp_status check(void *data)
     const tddp_group *group = self->group;
     char missing[TDDP_MEETING_TEXT_BYTES];
     char address[ADDRESS_BYTES];
-    tddp_status status = tddp_meeting_look(self->meeting, &self->look);
+    tddp_status status = tddp_meeting_read(self->meeting, &self->read);
     if (status) {
         return status;
     }
@@ -143,22 +143,28 @@ static tddp_status meet(arrival *self, int64_t deadline, tddp_cancel *cancel)
                                       &group->peers);
 }
 
-static tddp_status open_meeting(const tddp_group *group, tddp_meeting **out)
+static tddp_meeting_opts meeting_of(const tddp_group *group)
 {
-    return tddp_meeting_open(group->store, "arrivals", group->rank, group->world_size,
-                             TDDP_MEETING_ALL, out);
+    return (tddp_meeting_opts){.store = group->store,
+                               .name = "arrivals",
+                               .rank = group->rank,
+                               .world_size = group->world_size,
+                               .giver = TDDP_MEETING_ALL};
 }
 
 tddp_status tddp_arrivals_exchange(tddp_group *group, const tddp_wait *wait, int64_t deadline)
 {
     const int64_t now = tddp_now_ns();
     arrival self = {.group = group,
-                    .look = {LOOK_MS, tddp_wait_cancel(wait)},
+                    .read = {READ_MS, tddp_wait_cancel(wait)},
                     .start = now,
                     .next_log = now + tddp_group_missing_log_interval_ms * TDDP_NS_PER_MS};
-    tddp_status status = open_meeting(group, &self.meeting);
+    tddp_meeting_opts opts = meeting_of(group);
+    opts.check = check;
+    opts.data = &self;
+    opts.check_ms = CHECK_MS;
+    tddp_status status = tddp_meeting_open(&opts, &self.meeting);
     if (status == TDDP_OK) {
-        tddp_meeting_set_check(self.meeting, check, &self, CHECK_MS);
         status = meet(&self, deadline, tddp_wait_cancel(wait));
         tddp_meeting_close(self.meeting);
     }
@@ -168,7 +174,8 @@ tddp_status tddp_arrivals_exchange(tddp_group *group, const tddp_wait *wait, int
 tddp_status tddp_arrivals_withdraw(tddp_group *group, const tddp_wait *wait)
 {
     tddp_meeting *meeting;
-    tddp_status status = open_meeting(group, &meeting);
+    const tddp_meeting_opts opts = meeting_of(group);
+    tddp_status status = tddp_meeting_open(&opts, &meeting);
     if (status == TDDP_OK) {
         status = tddp_meeting_withdraw(meeting, group->arrived, wait);
         tddp_meeting_close(meeting);

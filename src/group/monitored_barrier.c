@@ -33,6 +33,7 @@ enum {
 typedef struct barrier {
     tddp_group *group;
     tddp_store *store; /* held: the group lets go of its own when another thread shuts it down */
+    tddp_meeting_opts opts;
     tddp_meeting *meeting;
     char name[NAME_BYTES];
     uint64_t number;
@@ -49,8 +50,8 @@ static tddp_status check_group(tddp_group *group)
     return status;
 }
 
-/* Between looks: whether it is still worth waiting. */
-static tddp_status look(void *data)
+/* While ranks are missing: whether those that this one waits for can still arrive. */
+static tddp_status check_peers(void *data)
 {
     const barrier *self = data;
     tddp_group *group = self->group;
@@ -63,7 +64,7 @@ static tddp_status look(void *data)
         if (tddp_peers_check_liveness(group->peers, group->rank, rank) != TDDP_PEER_ENDED) {
             continue;
         }
-        status = tddp_meeting_look(self->meeting, &wait);
+        status = tddp_meeting_read(self->meeting, &wait);
         /* What rank 0 has come for is to tell the outcome. */
         if (status == TDDP_OK && (rank == 0 || !tddp_meeting_records(self->meeting)[rank].data)) {
             status = tddp_fail(
@@ -98,7 +99,7 @@ static tddp_status name_missing(const barrier *self)
     }
     return tddp_fail(TDDP_TIMEOUT,
                      "monitored_barrier %" PRIu64
-                     " of group \"%s\": %s did not come within %" PRId64 " ms",
+                     " of group \"%s\": %s did not arrive within %" PRId64 " ms",
                      self->number, group->name, text, self->timeout_ms);
 }
 
@@ -122,7 +123,7 @@ static tddp_status await_leader(const barrier *self)
                      "monitored_barrier %" PRIu64 " of group \"%s\": %s, which leads it, %s within "
                      "%" PRId64 " ms",
                      self->number, group->name, tddp_peers_name(group->peers, 0, name),
-                     waits ? "came but told no outcome" : "did not come", self->timeout_ms);
+                     waits ? "has decided nothing" : "did not arrive", self->timeout_ms);
 }
 
 static tddp_status meet(const barrier *self)
@@ -186,7 +187,7 @@ static tddp_status read_outcome(const barrier *self)
     int64_t outcome;
     char status_text[16];
     const tddp_wait wait = {TIDY_MS, NULL};
-    tddp_status status = tddp_meeting_look(self->meeting, &wait);
+    tddp_status status = tddp_meeting_read(self->meeting, &wait);
     if (status == TDDP_OK) {
         status = tddp_meeting_await(self->meeting, &wait);
     }
@@ -212,8 +213,7 @@ static tddp_status agree(const barrier *self, tddp_status own)
     const bool told = own == TDDP_PEER_LOST && tddp_meeting_failure(self->meeting, &rank);
     if (!told) {
         (void)snprintf(text, sizeof text, "%d %s", (int)own, tddp_error_message());
-        tddp_meeting_fail(self->store, self->name, self->group->rank, self->group->world_size,
-                          text);
+        tddp_meeting_fail(&self->opts, text);
     }
     return read_outcome(self);
 }
@@ -222,13 +222,18 @@ static tddp_status run(barrier *self)
 {
     char text[TEXT_BYTES];
     const tddp_wait tidy = {TIDY_MS, NULL};
-    tddp_status status =
-        tddp_meeting_open(self->store, self->name, self->group->rank, self->group->world_size,
-                          TDDP_MEETING_ALL, &self->meeting);
+    self->opts = (tddp_meeting_opts){.store = self->store,
+                                     .name = self->name,
+                                     .rank = self->group->rank,
+                                     .world_size = self->group->world_size,
+                                     .giver = TDDP_MEETING_ALL,
+                                     .check = check_peers,
+                                     .data = self,
+                                     .check_ms = SLICE_MS};
+    tddp_status status = tddp_meeting_open(&self->opts, &self->meeting);
     if (status) {
         return status;
     }
-    tddp_meeting_set_check(self->meeting, look, self, SLICE_MS);
     status = explain(self, meet(self));
     /* A rank that is interrupted, or has lost the group or the store, speaks for itself alone; it
      * is heard if it leads. */

@@ -33,11 +33,10 @@ namespace
 
 using std::chrono::milliseconds;
 
-/* While this rank waits for others' records: between two looks at whether they are there. */
+/* While this rank waits for others' records: between two checks whether those live. */
 constexpr int CHECK_MS = 300;
 /* For the reason that a lost rank gave. */
 constexpr int REASON_MS = 200;
-constexpr const char *MEETING = "gloo";
 
 tddp_wait until(Clock::time_point deadline, tddp_cancel *cancel)
 {
@@ -96,22 +95,33 @@ void check_descriptor_limit(int size)
 
 using Meeting = std::unique_ptr<tddp_meeting, void (*)(tddp_meeting *)>;
 
-Meeting open_meeting(const tddp_backend_opts &opts)
+tddp_meeting_opts meeting_of(const tddp_backend_opts &opts)
+{
+    tddp_meeting_opts made = {};
+    made.store = opts.store;
+    made.name = "gloo";
+    made.rank = opts.rank;
+    made.world_size = opts.world_size;
+    made.giver = TDDP_MEETING_ALL;
+    made.names = opts.names;
+    made.check = opts.check;
+    made.data = opts.check_data;
+    made.check_ms = CHECK_MS;
+    return made;
+}
+
+Meeting open_meeting(const tddp_meeting_opts &opts)
 {
     tddp_meeting *made = nullptr;
-    Failure::check(tddp_meeting_open(opts.store, MEETING, opts.rank, opts.world_size,
-                                     TDDP_MEETING_ALL, &made));
-    if (opts.size >= sizeof opts) { /* else an older core's */
-        tddp_meeting_set_check(made, opts.check, opts.check_data, CHECK_MS);
-    }
+    Failure::check(tddp_meeting_open(&opts, &made));
     return {made, tddp_meeting_close};
 }
 
 /* The reason that a lost rank gave; empty if it had no time to. */
 std::string failure_reason_of(tddp_meeting *meeting, int peer)
 {
-    const tddp_wait brief = {REASON_MS, nullptr};
-    const char *reason = tddp_meeting_look(meeting, &brief) == TDDP_OK
+    const tddp_wait wait = {REASON_MS, nullptr};
+    const char *reason = tddp_meeting_read(meeting, &wait) == TDDP_OK
                              ? tddp_meeting_failure(meeting, &peer)
                              : nullptr;
     return reason ? std::string(": ") + reason : std::string();
@@ -126,13 +136,14 @@ void Mesh::connect(const tddp_backend_opts &opts, const tddp_wait *wait)
     }
     bool timed = wait && wait->timeout_ms >= 0;
     Clock::time_point deadline = deadline_after(timed ? wait->timeout_ms : opts.timeout_ms);
+    const tddp_meeting_opts meeting_opts = meeting_of(opts);
     Meeting meeting{nullptr, tddp_meeting_close};
     try {
-        meeting = open_meeting(opts);
+        meeting = open_meeting(meeting_opts);
         open(opts, meeting.get(), deadline, wait ? wait->cancel : nullptr);
     } catch (const std::exception &cause) {
         /* The others wait for this rank's addresses, or its connection. */
-        tddp_meeting_fail(opts.store, MEETING, rank, size, strip_location(cause).c_str());
+        tddp_meeting_fail(&meeting_opts, strip_location(cause).c_str());
         throw;
     }
 }
@@ -198,14 +209,7 @@ bool Mesh::connecting_peer_died()
 void Mesh::connect_pairs(tddp_meeting *meeting, Clock::time_point deadline, tddp_cancel *cancel)
 {
     const tddp_wait left = until(deadline, cancel);
-    const tddp_status status = tddp_meeting_await(meeting, &left);
-    int failed = -1;
-    const char *reason =
-        status == TDDP_PEER_LOST ? tddp_meeting_failure(meeting, &failed) : nullptr;
-    if (reason) {
-        throw Failure(TDDP_PEER_LOST, rank_text(failed) + " could not connect: " + reason);
-    }
-    Failure::check(status);
+    Failure::check(tddp_meeting_await(meeting, &left));
     for (int peer = 0; peer < size; peer++) {
         if (peer != rank) {
             connect_pair(meeting, peer, deadline, cancel);

@@ -81,18 +81,25 @@ static tddp_status check_ranks(void *context)
     return status;
 }
 
-/* Returns once all ranks have come to connect. */
+/* Returns once all ranks are about to connect. */
 static tddp_status await_all(tddp_hosts *self, tddp_store *store, int64_t deadline,
                              tddp_cancel *cancel)
 {
     const tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
     tddp_meeting *meeting;
-    tddp_status status = tddp_meeting_open(store, "global", self->rank, self->world_size,
-                                           TDDP_MEETING_ALL, &meeting);
+    const tddp_meeting_opts opts = {.store = store,
+                                    .name = "global",
+                                    .rank = self->rank,
+                                    .world_size = self->world_size,
+                                    .giver = TDDP_MEETING_ALL,
+                                    .names = self->names,
+                                    .check = check_ranks,
+                                    .data = self,
+                                    .check_ms = CHECK_MS};
+    tddp_status status = tddp_meeting_open(&opts, &meeting);
     if (status) {
         return status;
     }
-    tddp_meeting_set_check(meeting, check_ranks, self, CHECK_MS);
     status = tddp_meeting_give(meeting, (tddp_slice){"", 0}, &left);
     status = status ? status : tddp_meeting_await(meeting, &left);
     tddp_meeting_close(meeting);

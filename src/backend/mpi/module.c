@@ -60,12 +60,19 @@ static tddp_status exchange_places(const tddp_backend_opts *opts, const tddp_wai
         return tddp_fail(TDDP_NETWORK, "MPI does not say which process this is");
     }
     int length = snprintf(record, sizeof record, "%d %d", place, size);
-    tddp_status status = tddp_meeting_open(opts->store, "mpi", opts->rank, opts->world_size,
-                                           TDDP_MEETING_ALL, &meeting);
+    const tddp_meeting_opts meeting_opts = {.store = opts->store,
+                                            .name = "mpi",
+                                            .rank = opts->rank,
+                                            .world_size = opts->world_size,
+                                            .giver = TDDP_MEETING_ALL,
+                                            .names = opts->names,
+                                            .check = opts->check,
+                                            .data = opts->check_data,
+                                            .check_ms = CHECK_MS};
+    tddp_status status = tddp_meeting_open(&meeting_opts, &meeting);
     if (status) {
         return status;
     }
-    tddp_meeting_set_check(meeting, opts->check, opts->check_data, CHECK_MS);
     status = tddp_meeting_give(meeting, (tddp_slice){record, (size_t)length}, wait);
     status = status ? status : tddp_meeting_await(meeting, wait);
     status = status ? status : read_places(opts, tddp_meeting_records(meeting), size, places);

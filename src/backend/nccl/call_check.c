@@ -90,8 +90,12 @@ static tddp_status check(tddp_nccl_call_checker *self, const tddp_op *op, tddp_n
     tddp_status status = self->own ? TDDP_OK : tddp_store_clone(self->store, &left, &self->own);
     (void)snprintf(name, sizeof name, "calls/%" PRIu64, op->sequence);
     if (status == TDDP_OK) {
-        status =
-            tddp_meeting_open(self->own, name, self->rank, self->size, TDDP_MEETING_ALL, &meeting);
+        const tddp_meeting_opts opts = {.store = self->own,
+                                        .name = name,
+                                        .rank = self->rank,
+                                        .world_size = self->size,
+                                        .giver = TDDP_MEETING_ALL};
+        status = tddp_meeting_open(&opts, &meeting);
     }
     if (status) {
         return status;

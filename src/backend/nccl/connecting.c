@@ -17,15 +17,15 @@ enum { SCRATCH_BYTES = 64 };
 /* --- the unique id --------------------------------------------------------------------------- */
 
 /* Of rank 0: gives the id, or says why there is none. */
-static tddp_status give_id(const tddp_nccl_libraries *libraries, tddp_store *store, const char *key,
-                           int size, tddp_meeting *meeting, const tddp_wait *wait, tddp_nccl_id *id)
+static tddp_status give_id(const tddp_nccl_libraries *libraries, const tddp_meeting_opts *opts,
+                           tddp_meeting *meeting, const tddp_wait *wait, tddp_nccl_id *id)
 {
     tddp_nccl_result result = libraries->nccl.ncclGetUniqueId(id);
     if (result) {
         char text[1024];
         tddp_status status = tddp_nccl_fail(libraries, NULL, result, "ncclGetUniqueId");
         (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-        tddp_meeting_fail(store, key, 0, size, text);
+        tddp_meeting_fail(opts, text);
         return tddp_fail(status, "%s", text);
     }
     return tddp_meeting_give(meeting, (tddp_slice){id->internal, sizeof id->internal}, wait);
@@ -56,11 +56,13 @@ tddp_status tddp_nccl_share_id(const tddp_nccl_libraries *libraries, tddp_store 
     /* A store of several threads has one connection, which a wait keeps from the others; one of
      * them may have to give what the other ranks wait for. */
     tddp_status status = rank == 0 ? TDDP_OK : tddp_store_clone(store, &left, &own);
-    status = status ? status : tddp_meeting_open(own ? own : store, key, rank, size, 0, &meeting);
+    const tddp_meeting_opts opts = {
+        .store = own ? own : store, .name = key, .rank = rank, .world_size = size, .giver = 0};
+    status = status ? status : tddp_meeting_open(&opts, &meeting);
     if (status == TDDP_OK) {
         left = tddp_nccl_time_left(limits);
-        status = rank == 0 ? give_id(libraries, store, key, size, meeting, &left, id)
-                           : take_id(meeting, &left, id);
+        status =
+            rank == 0 ? give_id(libraries, &opts, meeting, &left, id) : take_id(meeting, &left, id);
     }
     tddp_meeting_close(meeting);
     tddp_store_release(own);

@@ -12,7 +12,7 @@
  *     after     it stopped because of another rank's "no"
  *
  * Invariants: unless it is killed, a rank gives a record in both rounds, or says there why it
- * failed, so that no rank waits for one that gave up. All ranks fail with the same text if one says
+ * failed, so that no rank waits for one that has. All ranks fail with the same text if one says
  * "no", that of the lowest such rank.
  */
 #include <inttypes.h>
@@ -69,40 +69,8 @@ static bool begins(const char *text, const char *prefix)
 
 /* --- meetings -------------------------------------------------------------------------------- */
 
-/* The name of a meeting; `of_hosts`: else of this host's ranks. Returns `name`. */
-static const char *meeting_name(const joining *self, int round, bool of_hosts,
-                                char name[NAME_BYTES])
-{
-    (void)snprintf(name, NAME_BYTES, of_hosts ? "shm/%d/hosts" : "shm/%d/%d", round, self->host);
-    return name;
-}
-
-static tddp_status open_meetings(joining *self)
-{
-    char name[NAME_BYTES];
-    tddp_store *store = self->opts->store;
-    tddp_status status = TDDP_OK;
-    for (int round = 0; round < 2 && status == TDDP_OK; round++) {
-        meetings *made = &self->rounds[round];
-        status = tddp_meeting_open(store, meeting_name(self, round, false, name), self->rank,
-                                   self->size, TDDP_MEETING_ALL, &made->ranks);
-        if (status == TDDP_OK && self->host_count > 1) {
-            status = tddp_meeting_open(store, meeting_name(self, round, true, name), self->host,
-                                       self->host_count, TDDP_MEETING_ALL, &made->hosts);
-        }
-    }
-    return status;
-}
-
-static void close_meetings(joining *self)
-{
-    for (int round = 0; round < 2; round++) {
-        tddp_meeting_close(self->rounds[round].ranks);
-        tddp_meeting_close(self->rounds[round].hosts);
-    }
-}
-
-/* Between looks in the second round: whether a rank of this host has ended without a word. */
+/* While ranks are missing in the second round: whether a rank of this host has ended without a
+ * word. */
 static tddp_status check_local_ranks(void *data)
 {
     const joining *self = data;
@@ -115,7 +83,7 @@ static tddp_status check_local_ranks(void *data)
             !tddp_shm_segment_owner_ended(peer->segment)) {
             continue;
         }
-        tddp_status status = tddp_meeting_look(meeting, &wait);
+        tddp_status status = tddp_meeting_read(meeting, &wait);
         if (status) {
             return status;
         }
@@ -126,6 +94,44 @@ static tddp_status check_local_ranks(void *data)
         }
     }
     return TDDP_OK;
+}
+
+/* Of a round: a meeting of the hosts, or of this host's ranks. `name` is written, and borrowed. */
+static tddp_meeting_opts meeting_of(joining *self, int round, bool hosts, char name[NAME_BYTES])
+{
+    (void)snprintf(name, NAME_BYTES, hosts ? "shm/%d/hosts" : "shm/%d/%d", round, self->host);
+    return (tddp_meeting_opts){.store = self->opts->store,
+                               .name = name,
+                               .rank = hosts ? self->host : self->rank,
+                               .world_size = hosts ? self->host_count : self->size,
+                               .giver = TDDP_MEETING_ALL,
+                               .check = round == 1 && !hosts ? check_local_ranks : NULL,
+                               .data = self,
+                               .check_ms = CHECK_MS};
+}
+
+static tddp_status open_meetings(joining *self)
+{
+    char name[NAME_BYTES];
+    tddp_status status = TDDP_OK;
+    for (int round = 0; round < 2 && status == TDDP_OK; round++) {
+        meetings *made = &self->rounds[round];
+        tddp_meeting_opts opts = meeting_of(self, round, false, name);
+        status = tddp_meeting_open(&opts, &made->ranks);
+        if (status == TDDP_OK && self->host_count > 1) {
+            opts = meeting_of(self, round, true, name);
+            status = tddp_meeting_open(&opts, &made->hosts);
+        }
+    }
+    return status;
+}
+
+static void close_meetings(joining *self)
+{
+    for (int round = 0; round < 2; round++) {
+        tddp_meeting_close(self->rounds[round].ranks);
+        tddp_meeting_close(self->rounds[round].hosts);
+    }
 }
 
 static tddp_status give(const joining *self, tddp_meeting *meeting, const char *text)
@@ -410,7 +416,7 @@ static tddp_status find_reason(const joining *self, int lost, tddp_status status
     const tddp_wait wait = {REASON_MS, NULL};
     (void)snprintf(saved, sizeof saved, "%s", tddp_error_message());
     tddp_meeting *meeting = self->rounds[1].ranks;
-    if (tddp_meeting_look(meeting, &wait) == TDDP_OK) {
+    if (tddp_meeting_read(meeting, &wait) == TDDP_OK) {
         const tddp_slice record = tddp_meeting_records(meeting)[lost];
         const tddp_status failed = check_failures(meeting);
         if (failed) {
@@ -472,7 +478,6 @@ static tddp_status take_all_second(joining *self)
     tddp_meeting *meeting = self->rounds[1].ranks;
     tddp_status status = TDDP_OK;
     if (!self->has_views) {
-        tddp_meeting_set_check(meeting, check_local_ranks, self, CHECK_MS);
         status = await(self, meeting);
         status = status ? status : check_local_records(self, 1);
         for (int local = 0; local < self->size && status == TDDP_OK; local++) {
@@ -502,16 +507,15 @@ static void tell_failure(joining *self, tddp_status status)
     char saved[REPORT_BYTES];
     char text[REPORT_BYTES];
     char name[NAME_BYTES];
-    tddp_store *store = self->opts->store;
     (void)snprintf(saved, sizeof saved, "%s", tddp_error_message());
-    (void)snprintf(text, sizeof text, "rank %d gave up while shared memory was set up: %.900s",
+    (void)snprintf(text, sizeof text, "rank %d failed while shared memory was set up: %.900s",
                    name_of(self, self->opts->rank), saved);
     for (int round = 0; round < 2 && status != TDDP_UNAVAILABLE; round++) {
-        tddp_meeting_fail(store, meeting_name(self, round, false, name), self->rank, self->size,
-                          text);
+        tddp_meeting_opts opts = meeting_of(self, round, false, name);
+        tddp_meeting_fail(&opts, text);
         if (self->host_count > 1) {
-            tddp_meeting_fail(store, meeting_name(self, round, true, name), self->host,
-                              self->host_count, text);
+            opts = meeting_of(self, round, true, name);
+            tddp_meeting_fail(&opts, text);
         }
     }
     if (self->shm && self->shm->peers && tddp_shm_self(self->shm)->control) {

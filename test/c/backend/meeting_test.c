@@ -1,4 +1,5 @@
-/* Ranks that meet in a store: every order of coming, giving up, failing, and coming too late. */
+/* Ranks that meet in a store: every order of arriving, withdrawing, failing, and arriving too late.
+ */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,11 +17,23 @@ static const tddp_wait now = {0, NULL};
 
 static tddp_store *store;
 
-static tddp_meeting *open_meeting(const char *name, int rank, int giver)
+static tddp_meeting_opts opts_of(const char *name, int rank, int giver)
+{
+    return (tddp_meeting_opts){
+        .store = store, .name = name, .rank = rank, .world_size = WORLD, .giver = giver};
+}
+
+static tddp_meeting *open_with(const tddp_meeting_opts *opts)
 {
     tddp_meeting *made;
-    CHECK_OK(tddp_meeting_open(store, name, rank, WORLD, giver, &made));
+    CHECK_OK(tddp_meeting_open(opts, &made));
     return made;
+}
+
+static tddp_meeting *open_meeting(const char *name, int rank, int giver)
+{
+    const tddp_meeting_opts opts = opts_of(name, rank, giver);
+    return open_with(&opts);
 }
 
 static tddp_slice text_of(const char *text)
@@ -96,6 +109,12 @@ TEST(all_get_the_records_of_all)
 
 /* --- orders ---------------------------------------------------------------------------------- */
 
+static void fail(const char *name, int rank, const char *reason)
+{
+    const tddp_meeting_opts opts = opts_of(name, rank, TDDP_MEETING_ALL);
+    tddp_meeting_fail(&opts, reason);
+}
+
 /* What a rank does in one step: a character of a course's text. */
 typedef struct course {
     tddp_meeting *of[WORLD];
@@ -118,7 +137,7 @@ static void step(course *self, int rank, char what)
         self->given[rank] = NULL;
         break;
     case '!':
-        tddp_meeting_fail(store, "course", rank, WORLD, "it broke");
+        fail("course", rank, "it broke");
         self->failed = self->failed < 0 ? rank : self->failed;
         break;
     }
@@ -135,18 +154,18 @@ static void check_course(course *self)
             CHECK_INT(status, TDDP_OK);
         } else if (self->failed >= 0) {
             char text[64];
-            (void)snprintf(text, sizeof text, "rank %d gave up: it broke", self->failed);
+            (void)snprintf(text, sizeof text, "rank %d failed: it broke", self->failed);
             CHECK_INT(status, TDDP_PEER_LOST);
             CHECK_TEXT(tddp_error_message(), text);
         } else {
             CHECK_INT(status, TDDP_TIMEOUT);
-            CHECK_CONTAINS(tddp_error_message(), " of 3 did not come in time");
+            CHECK_CONTAINS(tddp_error_message(), " of 3 did not arrive in time");
         }
         check_records(self->of[rank], self->given);
     }
 }
 
-/* Every order of `left[rank]` steps of each rank, of which a rank's first is to come. */
+/* Every order of `left[rank]` steps of each rank, of which a rank's first is to arrive. */
 static void each_order(char *taken, int used, const char *const left[WORLD])
 {
     bool any = false;
@@ -199,7 +218,7 @@ TEST(one_gives_for_all)
     tddp_meeting *giver = open_meeting("id", 1, 1);
     tddp_meeting *other = open_meeting("id", 2, 1);
     CHECK_STATUS(tddp_meeting_await(other, &now), TDDP_TIMEOUT);
-    CHECK_TEXT(tddp_error_message(), "rank(s) 1 of 3 did not come in time");
+    CHECK_TEXT(tddp_error_message(), "rank(s) 1 of 3 did not arrive in time");
     CHECK_OK(tddp_meeting_give(giver, text_of("for all"), &patient));
     CHECK_OK(tddp_meeting_await(other, &patient));
     check_records(other, only);
@@ -210,7 +229,7 @@ TEST(one_gives_for_all)
 
 TEST(bytes_of_any_kind)
 {
-    static const char bytes[] = "\0+1 3 2\n\n\xFF";
+    static const char bytes[] = "\0+1 3 2\n\n\xFF!0 3 1\nx\0failed: ";
     set_up();
     tddp_meeting *giver = open_meeting("id", 0, 0);
     tddp_meeting *other = open_meeting("id", 2, 0);
@@ -239,7 +258,7 @@ static void append(const char *name, const char *entry)
 }
 
 /* Two ranks are in the list, and ended before they did more. */
-TEST(a_rank_ends_in_the_middle_of_coming_or_of_failing)
+TEST(a_rank_ends_in_the_middle_of_arriving_or_of_failing)
 {
     set_up();
     tddp_meeting *meeting = open_meeting("cut", 0, TDDP_MEETING_ALL);
@@ -253,21 +272,45 @@ TEST(a_rank_ends_in_the_middle_of_coming_or_of_failing)
     CHECK_OK(tddp_meeting_give(meeting, text_of("a"), &patient));
     append("failed", "!1 3 3\nwhy");
     CHECK_STATUS(tddp_meeting_await(meeting, &patient), TDDP_PEER_LOST);
-    CHECK_CONTAINS(tddp_error_message(), "rank 1 gave up: why");
+    CHECK_CONTAINS(tddp_error_message(), "rank 1 failed: why");
     tddp_meeting_close(meeting);
     tddp_store_release(store);
 }
 
-TEST(what_is_asked_between_looks_ends_the_wait)
+TEST(the_check_ends_the_wait)
 {
     int calls = 0;
     set_up();
-    tddp_meeting *meeting = open_meeting("checked", 0, TDDP_MEETING_ALL);
-    tddp_meeting_set_check(meeting, stop_after_three, &calls, 1);
+    tddp_meeting_opts opts = opts_of("checked", 0, TDDP_MEETING_ALL);
+    opts.check = stop_after_three;
+    opts.data = &calls;
+    opts.check_ms = 1;
+    tddp_meeting *meeting = open_with(&opts);
     CHECK_OK(tddp_meeting_give(meeting, text_of("here"), &patient));
     CHECK_STATUS(tddp_meeting_await(meeting, &patient), TDDP_PEER_LOST);
     CHECK_TEXT(tddp_error_message(), "rank 1 has ended");
     CHECK_INT(calls, 3);
+    tddp_meeting_close(meeting);
+    tddp_store_release(store);
+}
+
+/* Texts have the names that the caller has for the ranks. */
+TEST(ranks_have_names)
+{
+    static const int names[] = {4, 6, 9};
+    char text[TDDP_MEETING_TEXT_BYTES];
+    set_up();
+    tddp_meeting_opts opts = opts_of("named", 0, TDDP_MEETING_ALL);
+    opts.names = names;
+    tddp_meeting *meeting = open_with(&opts);
+    CHECK_OK(tddp_meeting_give(meeting, text_of("a"), &patient));
+    CHECK_STATUS(tddp_meeting_await(meeting, &now), TDDP_TIMEOUT);
+    CHECK_TEXT(tddp_error_message(), "rank(s) 6, 9 of 3 did not arrive in time");
+    CHECK_INT(tddp_meeting_missing(meeting, text), 2);
+    CHECK_TEXT(text, "6, 9");
+    fail("named", 1, "why");
+    CHECK_STATUS(tddp_meeting_await(meeting, &patient), TDDP_PEER_LOST);
+    CHECK_TEXT(tddp_error_message(), "rank 6 failed: why");
     tddp_meeting_close(meeting);
     tddp_store_release(store);
 }
@@ -298,13 +341,14 @@ TEST(a_wait_is_canceled)
 
 TEST(another_world_size)
 {
-    tddp_meeting *larger;
     set_up();
-    CHECK_OK(tddp_meeting_open(store, "sizes", 1, 4, TDDP_MEETING_ALL, &larger));
+    tddp_meeting_opts opts = opts_of("sizes", 1, TDDP_MEETING_ALL);
+    opts.world_size = 4;
+    tddp_meeting *larger = open_with(&opts);
     tddp_meeting *meeting = open_meeting("sizes", 0, TDDP_MEETING_ALL);
     CHECK_OK(tddp_meeting_give(larger, text_of("x"), &patient));
-    CHECK_STATUS(tddp_meeting_look(meeting, &patient), TDDP_MISMATCH);
-    CHECK_TEXT(tddp_error_message(), "rank 1 has come with a world size of 4, rank 0 with 3: "
+    CHECK_STATUS(tddp_meeting_read(meeting, &patient), TDDP_MISMATCH);
+    CHECK_TEXT(tddp_error_message(), "rank 1 has arrived with a world size of 4, rank 0 with 3: "
                                      "expected the same on all ranks");
     tddp_meeting_close(larger);
     tddp_meeting_close(meeting);
@@ -320,7 +364,7 @@ TEST(what_is_no_list)
         set_up();
         CHECK_OK(tddp_store_set(store, text_of("bad/list"), text_of(lists[i]), NULL));
         tddp_meeting *meeting = open_meeting("bad", 0, TDDP_MEETING_ALL);
-        CHECK_STATUS(tddp_meeting_look(meeting, &patient), TDDP_PROTOCOL);
+        CHECK_STATUS(tddp_meeting_read(meeting, &patient), TDDP_PROTOCOL);
         CHECK_CONTAINS(tddp_error_message(), "bad");
         tddp_meeting_close(meeting);
         tddp_store_release(store);
@@ -336,12 +380,14 @@ TEST(five_hundred_and_twelve_ranks)
     char text[TDDP_MEETING_TEXT_BYTES];
     set_up();
     for (int rank = 0; rank < MANY; rank++) {
-        CHECK_OK(tddp_meeting_open(store, "many", rank, MANY, TDDP_MEETING_ALL, &meetings[rank]));
+        tddp_meeting_opts opts = opts_of("many", rank, TDDP_MEETING_ALL);
+        opts.world_size = MANY;
+        meetings[rank] = open_with(&opts);
         if (rank % 2 == 0) {
             CHECK_OK(tddp_meeting_give(meetings[rank], text_of("even"), &patient));
         }
     }
-    CHECK_OK(tddp_meeting_look(meetings[0], &patient));
+    CHECK_OK(tddp_meeting_read(meetings[0], &patient));
     CHECK_INT(tddp_meeting_missing(meetings[0], text), MANY / 2);
     CHECK_TEXT(text, "1, 3, 5, 7, 9, 11, 13, 15, ... (256 in all)");
     for (int rank = 1; rank < MANY; rank += 2) {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include <tddp/backend.h>
+#include <tddp/meeting.h>
 
 #include "world.h"
 
@@ -130,15 +131,32 @@ MULTI_TEST(the_table_has_every_collective, 1, 20)
     }
 }
 
-/* However many ranks there are, each publishes one record, of the same size. */
+/* However many ranks there are, each publishes one record, of the same size, under the same keys.
+ */
 MULTI_TEST(a_rank_publishes_one_small_record, 4, 20)
 {
     member self = join(rank, world_size, port);
-    tddp_blob record;
-    char key[16];
-    snprintf(key, sizeof key, "gloo/%d", rank);
-    CHECK_OK(tddp_store_get(self.store, (tddp_slice){key, strlen(key)}, NULL, &record));
-    CHECK(record.size <= 64);
-    tddp_blob_free(&record);
+    tddp_blob_list keys;
+    tddp_meeting *meeting;
+    int own = 0;
+    const tddp_meeting_opts opts = {.store = self.store,
+                                    .name = "gloo",
+                                    .rank = rank,
+                                    .world_size = world_size,
+                                    .giver = TDDP_MEETING_ALL};
+    CHECK_OK(tddp_meeting_open(&opts, &meeting));
+    CHECK_OK(tddp_meeting_read(meeting, NULL));
+    for (int other = 0; other < world_size; other++) {
+        const tddp_slice record = tddp_meeting_records(meeting)[other];
+        CHECK(record.data != NULL && record.size > 0 && record.size <= 64);
+        CHECK_INT(record.size, tddp_meeting_records(meeting)[0].size);
+    }
+    tddp_meeting_close(meeting);
+    CHECK_OK(tddp_store_list_keys(self.store, NULL, &keys));
+    for (size_t i = 0; i < keys.count; i++) {
+        own += strstr(keys.blobs[i].data, "gloo/") != NULL;
+    }
+    CHECK_INT(own, 3);
+    tddp_blob_list_free(&keys);
     part(&self);
 }

@@ -140,9 +140,9 @@ TEST(nobody_says_that_it_is_complete)
     CHECK_OK(tddp_store_append(store, slice("default_pg/1/arrivals/list"),
                                (tddp_slice){line, (size_t)length + 1}, NULL));
     do {
-        CHECK_OK(tddp_store_add(store, slice("default_pg/1/arrivals/come"), 0, NULL, &count));
+        CHECK_OK(tddp_store_add(store, slice("default_pg/1/arrivals/arrived"), 0, NULL, &count));
     } while (count == 0);
-    CHECK_OK(tddp_store_add(store, slice("default_pg/1/arrivals/come"), 1, NULL, &count));
+    CHECK_OK(tddp_store_add(store, slice("default_pg/1/arrivals/arrived"), 1, NULL, &count));
     CHECK_INT(count, 2);
     pthread_join(first.thread, NULL);
     tddp_store_release(store);
@@ -156,7 +156,7 @@ TEST(a_record_that_is_none)
     CHECK_OK(tddp_hash_store_create(20000, &store));
     CHECK_OK(tddp_store_append(store, slice("default_pg/1/arrivals/list"),
                                (tddp_slice){"+0 2 3\nwho", 11}, NULL));
-    CHECK_OK(tddp_store_add(store, slice("default_pg/1/arrivals/come"), 1, NULL, &count));
+    CHECK_OK(tddp_store_add(store, slice("default_pg/1/arrivals/arrived"), 1, NULL, &count));
     CHECK_STATUS(try_create(store, 1, 2, 20000, &group), TDDP_PROTOCOL);
     CHECK_CONTAINS(tddp_error_message(), "rank 0 introduced itself as \"who\"");
     tddp_store_release(store);

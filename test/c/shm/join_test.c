@@ -273,7 +273,7 @@ TEST(a_rank_that_gives_up_is_reported)
     CHECK_STATUS(all->statuses[0], TDDP_TIMEOUT);
     for (int each = 1; each < 3; each++) {
         CHECK_STATUS(all->statuses[each], TDDP_PEER_LOST);
-        CHECK_CONTAINS(all->texts[each], "rank 0 gave up while shared memory was set up: ");
+        CHECK_CONTAINS(all->texts[each], "rank 0 failed while shared memory was set up: ");
     }
 }
 
@@ -303,7 +303,12 @@ TEST(other_users_are_refused)
 static tddp_meeting *first_meeting(const shm_rank *it)
 {
     tddp_meeting *made;
-    CHECK_OK(tddp_meeting_open(it->store, "shm/0/0", it->rank, it->size, TDDP_MEETING_ALL, &made));
+    const tddp_meeting_opts opts = {.store = it->store,
+                                    .name = "shm/0/0",
+                                    .rank = it->rank,
+                                    .world_size = it->size,
+                                    .giver = TDDP_MEETING_ALL};
+    CHECK_OK(tddp_meeting_open(&opts, &made));
     return made;
 }
 
