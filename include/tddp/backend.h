@@ -13,8 +13,8 @@
  * for the store and tddp_fail().
  *
  * Threads: create() and destroy() run on the thread that creates or destroys the group. Collectives
- * of a group run one at a time, in the same order on every rank, on the group's progress thread.
- * Sends and receives are posted on any thread and finished on the group's threads, and so are all
+ * of a group run one at a time, in the same order on every rank, on whichever thread executes its
+ * queue. Sends and receives are posted on any thread and finished on another one, and so are all
  * operations on device memory with TDDP_BACKEND_QUEUES. abort() may be called on any thread at any
  * time. No slot may throw, or run code of a host language.
  */
@@ -208,7 +208,7 @@ typedef struct tddp_backend_v1 {
      * With TDDP_BACKEND_QUEUES, else NULL. An operation on device memory, collective or point to
      * point, is posted, launched, awaited and finished. post() records the work that precedes it
      * on the memory's stream, and never blocks. launch() puts the operation on its queue:
-     * collectives one at a time, in the order of their numbers, on the progress thread; it may
+     * collectives one at a time, in the order of their numbers, by who executes the queue; it may
      * block until the deadline. Those of launches_at_once() are launched on their caller's thread,
      * if no other operation of the context is queued. order() makes later work on `stream` wait for
      * the operation; any thread, between launch() and finish(). await() returns when the device has

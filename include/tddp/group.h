@@ -2,7 +2,7 @@
  * @file group.h
  * @brief Process groups: ranks that execute the same operations in the same order.
  *
- * Operations are queued and executed in order, by the group's progress thread or, where the backend
+ * Operations are queued and executed in order, by a thread that is lent to the queue or, where the backend
  * supports it, by a thread that waits for one of them (also tddp_op_args.inline_us); sends and
  * receives start at once, beside the queue and each other. Each call returns a tddp_work through
  * `work` (caller: tddp_work_release()); with `work` NULL it waits instead (as tddp_work_wait() with
@@ -104,7 +104,7 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_group_drain(tddp_group *group, const td
 
 /**
  * Ends the group: operations under way and queued get up to `drain_ms` to finish, then they are
- * aborted with TDDP_GROUP_CLOSED; the progress thread and the connections end. Other threads may
+ * aborted with TDDP_GROUP_CLOSED; the connections end. Other threads may
  * call meanwhile, and later: operations then return TDDP_GROUP_CLOSED. Twice is harmless. In a
  * forked child it has no effect.
  */
@@ -251,8 +251,8 @@ typedef struct tddp_op_args {
     /**
      * Executes the operation on the calling thread, within the call, if the backend allows that and
      * no other operation is ahead of it: 0: no; negative: until it is done; else it waits that long
-     * for other ranks. An operation that is not done then stays queued and the progress thread goes
-     * on with it. Under a limit (of at most a second) an operation that moves more than 4 MiB is
+     * for other ranks. An operation that is not done then stays queued, and another thread goes on
+     * with it. Under a limit (of at most a second) an operation that moves more than 4 MiB is
      * only queued: limits are for callers that hold a lock. Without a `work` to return, calls
      * execute what they can in any case. A send or receive over shared memory that would not
      * have to wait, of 64 KiB at most, is finished within the call also with 0; elsewhere sends

@@ -7,12 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/blocking.h"
 #include "base/base.h"
 
 typedef enum stage {
     IDLE,
     ASKED,   /* all ranks are being asked, by this one */
-    STARTED, /* the thread connects */
+    STARTED, /* a thread connects */
     READY,
     FAILED,
 } stage;
@@ -36,8 +37,7 @@ struct tddp_on_demand {
     bool stopped;
     tddp_cancel *cancel; /* of connecting; NULL: it has not started */
     tddp_cancel *given_up;
-    pthread_t thread;
-    bool has_thread;
+    tddp_blocking_call connect;
     tddp_status failure;
     char *failure_text; /* NULL: no memory for it */
 };
@@ -165,9 +165,10 @@ void tddp_on_demand_fail(tddp_on_demand *self, tddp_status status, const char *t
     pthread_mutex_unlock(&self->mutex);
 }
 
-static void *connect_all(void *data)
+static void connect_all(void *data, void *nothing)
 {
     tddp_on_demand *self = data;
+    (void)nothing;
     const int64_t deadline = tddp_deadline_after_ms(self->timeout_ms);
     tddp_status status = TDDP_OK;
     for (size_t i = 0; i < self->count && status == TDDP_OK; i++) {
@@ -177,7 +178,6 @@ static void *connect_all(void *data)
     pthread_mutex_lock(&self->mutex);
     set_outcome(self, status, tddp_error_message());
     pthread_mutex_unlock(&self->mutex);
-    return NULL;
 }
 
 void tddp_on_demand_start(tddp_on_demand *self)
@@ -187,12 +187,12 @@ void tddp_on_demand_start(tddp_on_demand *self)
         self->state = STARTED;
         tddp_status status = tddp_cancel_create(&self->cancel);
         status = status ? status : tddp_cancel_create(&self->given_up);
-        if (status == TDDP_OK) {
-            status = tddp_thread_start(&self->thread, "tddp-connect", connect_all, self);
-            self->has_thread = status == TDDP_OK;
-        }
+        status = status ? status : tddp_blocking_reserve();
         if (status) {
             set_outcome(self, status, tddp_error_message());
+        } else {
+            self->connect = (tddp_blocking_call){.run = connect_all, .context = self};
+            tddp_blocking_start(&self->connect);
         }
     }
     pthread_mutex_unlock(&self->mutex);
@@ -213,8 +213,9 @@ void tddp_on_demand_end(tddp_on_demand *self, int64_t timeout_ms)
     }
     pthread_mutex_unlock(&self->mutex);
     tddp_on_demand_stop(self);
-    if (self->has_thread) {
-        pthread_join(self->thread, NULL);
-        self->has_thread = false;
+    pthread_mutex_lock(&self->mutex);
+    while (self->state == STARTED) {
+        pthread_cond_wait(&self->changed, &self->mutex);
     }
+    pthread_mutex_unlock(&self->mutex);
 }

@@ -1,6 +1,6 @@
 /*
  * Operations that a device carries out (TDDP_BACKEND_QUEUES): posted by their caller, launched in
- * turn by the progress thread, or by the caller where nothing is before it, awaited one after the
+ * turn by the thread that executes the queue, or by the caller where nothing is before it, awaited one after the
  * other by a thread of their own, so that the queue goes on while the device works. Sends and
  * receives take the same steps on the threads of p2p.c.
  *

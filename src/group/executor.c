@@ -1,16 +1,16 @@
 /*
- * Decides which thread executes a group's queued operations: its progress thread, or the engine's
- * (engine.c); or, with a backend that supports it (TDDP_BACKEND_RESUMES), a thread that submits or
- * waits for one of them. The last saves two thread switches, which take longer than small
+ * Decides which thread executes a group's queued operations: one lent to the queue (progress.c), or
+ * the engine's (engine.c); or, with a backend that supports it (TDDP_BACKEND_RESUMES), a thread that
+ * submits or waits for one of them. The last saves two thread switches, which take longer than small
  * operations do. Entered by all of them.
  *
  * Invariants: one thread at a time has acquired the queue (`running`), and operations are executed
  * in the order of the queue by whichever thread. The group is not destroyed while the queue is
- * acquired or a queued work is not done: its shutdown waits for both. The progress thread, or the
+ * acquired or a queued work is not done: its shutdown waits for both. The lent thread, or the
  * engine's, executes all queued operations that no other thread executes before it: a thread that
  * queues an operation or releases the queue wakes it, so that an early end of a wait never leaves
- * an operation behind. Failed operations are completed by the group's own threads, since that may
- * take a while, or by a caller whose operation no other thread knows of.
+ * an operation behind. Failed operations are completed by lent threads, since that may take a
+ * while, or by a caller whose operation no other thread knows of.
  *
  * Locks are taken in the order work, group.
  */
@@ -190,17 +190,6 @@ static void release_queue(tddp_group *group)
     }
 }
 
-void tddp_group_wake_progress(tddp_group *group)
-{
-    if (!group->running && (group->head || group->state >= TDDP_GROUP_ENDING)) {
-        if (group->has_thread || group->state >= TDDP_GROUP_ENDING) {
-            pthread_cond_signal(&group->wake);
-        } else if (tddp_group_queue_is_polled(group)) {
-            tddp_engine_wake(group->engine);
-        }
-    }
-}
-
 void tddp_group_execute_next(tddp_group *group)
 {
     tddp_work *work = acquire_queue(group);
@@ -325,16 +314,18 @@ unsigned tddp_group_poll_queue(tddp_group *group)
 {
     unsigned found = 0;
     pthread_mutex_lock(&group->mutex);
-    if (tddp_group_queue_is_polled(group) && group->head && !group->running && !group->has_thread &&
-        group->state < TDDP_GROUP_ENDING) {
+    if (tddp_group_queue_is_polled(group) && group->head && !group->running &&
+        group->executor == TDDP_GROUP_NO_EXECUTOR && group->state < TDDP_GROUP_ENDING) {
         tddp_cancel at_once = TDDP_CANCEL_AT_ONCE;
         found = TDDP_GROUP_PROGRESSED;
         if (may_execute_on_caller(group)) {
             if (!execute_next_on_caller(group, &at_once, 0) && !group->head->pending_status) {
                 found = TDDP_GROUP_WAITING;
             }
-        } else if (tddp_group_start_thread(group)) {
+        } else if (tddp_group_reserve_executor(group)) {
             tddp_group_execute_next(group); /* no thread for it: the other groups have to wait */
+        } else {
+            tddp_group_wake_progress(group);
         }
     }
     pthread_mutex_unlock(&group->mutex);

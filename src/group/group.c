@@ -1,10 +1,9 @@
 /*
- * Creates and shuts down process groups. Any thread; a group has one progress thread, from its
- * creation to its shutdown.
+ * Creates and shuts down process groups. Any thread.
  *
  * Order of a shutdown: the group accepts no more operations, those under way finish or are aborted,
- * the progress thread ends, the backend's connections close, and the store records that this rank
- * has left. A second caller waits for the first. At last a process that hosts the store waits until
+ * no thread executes its queue any more, the backend's connections close, and the store records
+ * that this rank has left. A second caller waits for the first. At last a process that hosts the store waits until
  * the other ranks have left too. A forked child never takes the lock, which a thread of the parent
  * may have held.
  */
@@ -52,23 +51,12 @@ static tddp_status check_opts(const tddp_group_opts *opts)
 
 static tddp_status init_locks(tddp_group *group)
 {
-    tddp_status status = tddp_cond_init(&group->wake);
-    if (status) {
-        return status;
+    tddp_status status = tddp_cond_init(&group->idle);
+    if (status == TDDP_OK) {
+        pthread_mutex_init(&group->mutex, NULL);
+        tddp_group_p2p_init(&group->p2p);
     }
-    status = tddp_cond_init(&group->idle);
-    if (status) {
-        pthread_cond_destroy(&group->wake);
-        return status;
-    }
-    status = tddp_group_p2p_init(&group->p2p);
-    if (status) {
-        pthread_cond_destroy(&group->idle);
-        pthread_cond_destroy(&group->wake);
-        return status;
-    }
-    pthread_mutex_init(&group->mutex, NULL);
-    return TDDP_OK;
+    return status;
 }
 
 static tddp_status allocate(const tddp_group_opts *opts, tddp_group **out)
@@ -108,7 +96,6 @@ static void free_group(tddp_group *group)
     tddp_on_demand_free(group->on_demand);
     tddp_engine_release(group->engine);
     if (group->pid == tddp_process_id()) {
-        pthread_cond_destroy(&group->wake);
         pthread_cond_destroy(&group->idle);
         pthread_mutex_destroy(&group->mutex);
         tddp_group_p2p_destroy(&group->p2p);
@@ -281,7 +268,7 @@ static void stop_detector(tddp_group *group)
     tddp_on_demand_end(group->on_demand, CONNECT_MS);
 }
 
-static tddp_status start_threads(tddp_group *group, tddp_group *parent)
+static tddp_status start_watching(tddp_group *group, tddp_group *parent)
 {
     tddp_status status = tddp_recorder_create(group);
     if (status == TDDP_OK) {
@@ -290,7 +277,7 @@ static tddp_status start_threads(tddp_group *group, tddp_group *parent)
     if (status == TDDP_OK) {
         status = tddp_group_device_start(group);
         if (status == TDDP_OK) {
-            status = tddp_group_progress_start(group);
+            status = group->backend->events ? tddp_engine_add(group) : TDDP_OK;
         }
         if (status) {
             tddp_group_device_stop(group);
@@ -321,7 +308,7 @@ static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const t
     }
     free(address);
     if (status == TDDP_OK) {
-        status = start_threads(group, opts->parent);
+        status = start_watching(group, opts->parent);
         if (status) {
             group->backend->destroy(group->context);
         }

@@ -10,12 +10,11 @@
  *   lists.c         collectives with a buffer for each rank
  *   coalesce.c      one all_reduce of several buffers
  *   p2p.c           sends and receives, beside the queue, and batches of them
- *   p2p_threads.c   the threads that finish them
- *   p2p_poll.c      those of polled groups, which need none
+ *   p2p_poll.c      those of polled groups, which need no thread each
  *   checks.c        argument checks
  *   prepare.c       makes a work, with its operation's parts: one buffer for each rank
  *   describe.c      the caller's description of an operation
- *   progress.c      the queue and the group's own progress thread
+ *   progress.c      the queue
  *   executor.c      which thread executes queued operations
  *   hold.c          calls that use the backend, for which the group's end waits
  *   engine.c        the thread that polls many groups: what their callers leave unfinished
@@ -40,6 +39,7 @@
 #include <tddp/backend.h>
 #include <tddp/group.h>
 
+#include "backend/blocking.h"
 #include "base/base.h"
 #include "group/peers.h"
 
@@ -72,6 +72,7 @@ struct tddp_work {
     void (*callback)(void *data);
     void *callback_data;
     struct tddp_work *next;     /* in the group's queue; guarded by the group's lock */
+    tddp_blocking_call call;    /* p2p.c: of the thread that finishes it */
     bool polling;               /* p2p_poll.c: a thread calls finish() */
     struct tddp_record *record; /* recorder.c: its entry, or NULL */
     uint64_t record_id;         /* recorder.c: the entry's id */
@@ -82,23 +83,23 @@ struct tddp_work {
     int64_t started_ns;
 };
 
-struct tddp_group_finisher;
 struct tddp_engine;
 
-/* p2p.c: posted works, and the threads that finish them. */
+/* p2p.c: sends and receives. */
 typedef struct tddp_group_p2p {
     pthread_mutex_t order; /* held to number and post a message */
     uint64_t sequence;     /* of this rank's sends and receives */
     pthread_mutex_t mutex; /* guards what follows */
-    pthread_cond_t wake;   /* something is posted, or `ending` is set */
-    tddp_work *head;       /* posted works that no thread has dequeued yet */
-    tddp_work *tail;
-    size_t idle_threads; /* waiting, and reserved for no work */
-    struct tddp_group_finisher *finishers;
-    bool ending;
-    tddp_work *polled; /* p2p_poll.c: left to the engine */
+    tddp_work *polled;     /* p2p_poll.c: left to the engine */
     tddp_work *polled_last;
 } tddp_group_p2p;
+
+/* Whether a thread is lent to the queue (progress.c). */
+typedef enum tddp_group_executor {
+    TDDP_GROUP_NO_EXECUTOR,
+    TDDP_GROUP_EXECUTOR_RESERVED, /* something is queued, and callers execute it so far */
+    TDDP_GROUP_EXECUTOR_RUNS,     /* until the queue is empty */
+} tddp_group_executor;
 
 /* device.c: works on a device's queue, and the thread that waits for them in order. */
 typedef struct tddp_group_device {
@@ -127,7 +128,7 @@ extern int64_t tddp_group_missing_log_interval_ms;
 typedef enum tddp_group_state {
     TDDP_GROUP_OPEN,
     TDDP_GROUP_DRAINING, /* accepts no more operations, executes the queued ones */
-    TDDP_GROUP_ENDING,   /* refuses queued operations, then the progress thread ends */
+    TDDP_GROUP_ENDING,   /* refuses queued operations */
     TDDP_GROUP_ENDED,
 } tddp_group_state;
 
@@ -160,11 +161,10 @@ struct tddp_group {
     _Atomic int64_t timeout_ms;
     _Atomic uint64_t monitored_barriers; /* how many this rank has entered */
 
-    pthread_t thread;
     pthread_mutex_t mutex; /* guards what follows; never held while anything may take a while */
-    pthread_cond_t wake;   /* for the progress thread: something is queued, or the state changed */
-    pthread_cond_t idle;   /* for threads that wait: nothing is queued, or the state changed */
-    bool has_thread;       /* the group's own progress thread has been started */
+    pthread_cond_t idle;   /* nothing is queued, the queue is free, or the state changed */
+    tddp_group_executor executor;
+    tddp_blocking_call execute; /* of its thread */
     _Atomic tddp_group_state state; /* hold.c reads it without the lock */
     tddp_work *head;
     tddp_work *tail;
@@ -186,13 +186,13 @@ struct tddp_group {
 
     tddp_group_p2p p2p;
     tddp_group_device device;
-    struct tddp_group *next_reaped; /* reaper.c's */
+    tddp_blocking_call reap; /* reaper.c's */
 };
 
 /* group.c: shuts down and frees a group without references. */
 void tddp_group_end(tddp_group *group);
 
-/* reaper.c: does so on another thread; false if none can be started. */
+/* reaper.c: does so on another thread; false if there can be none. */
 bool tddp_group_reap(tddp_group *group);
 
 /* join.c: claims this rank, waits for the others, and finds the backend's options. On success
@@ -249,20 +249,9 @@ void tddp_group_span_queued(tddp_work *work);
 void tddp_group_span_started(tddp_work *work);
 void tddp_group_span_ended(const tddp_group *group, const tddp_work *work, tddp_status status);
 
-/* p2p.c. stop() waits for everything under way, then for the threads; abort the backend first for
- * it to be soon. */
-TDDP_NODISCARD tddp_status tddp_group_p2p_init(tddp_group_p2p *p2p);
+/* p2p.c. stop() waits for everything under way; abort the backend first for it to be soon. */
+void tddp_group_p2p_init(tddp_group_p2p *p2p);
 void tddp_group_p2p_stop(tddp_group *group);
-
-/* p2p_threads.c: reserves a thread for a work that is about to be posted. */
-TDDP_NODISCARD tddp_status tddp_group_p2p_reserve(tddp_group *group);
-
-/* Queues a posted work for the thread that is reserved for it, or, if it could not be posted, gives
- * that up. */
-void tddp_group_p2p_queue(tddp_group_p2p *p2p, tddp_work *work, tddp_status status);
-
-/* Ends the threads, once nothing is in flight. */
-void tddp_group_p2p_end_threads(tddp_group_p2p *p2p);
 
 /* Calls the backend's finish() for a posted work. */
 TDDP_NODISCARD tddp_status tddp_group_p2p_finish(tddp_group *group, tddp_work *work);
@@ -334,10 +323,14 @@ TDDP_NODISCARD tddp_status tddp_group_device_start(tddp_group *group);
 void tddp_group_device_stop(tddp_group *group);
 
 /* progress.c */
-TDDP_NODISCARD tddp_status tddp_group_progress_start(tddp_group *group);
 
-/* Starts the group's own thread, unless it runs. With the lock held. */
-TDDP_NODISCARD tddp_status tddp_group_start_thread(tddp_group *group);
+/* Has a thread for the queue and for what has failed, unless there is one: it begins by the next
+ * tddp_group_wake_progress(). With the lock held. */
+TDDP_NODISCARD tddp_status tddp_group_reserve_executor(tddp_group *group);
+
+/* Has the thread that executes the queue do so if it has something to do now, or gives it back if
+ * nothing is left. With the lock held. */
+void tddp_group_wake_progress(tddp_group *group);
 
 /* engine.c */
 typedef struct tddp_engine tddp_engine;
@@ -376,7 +369,7 @@ TDDP_NODISCARD tddp_status tddp_group_kept_failure(const tddp_work *work);
 /* Whether waiting threads execute operations. */
 bool tddp_group_resumes(const tddp_group *group);
 
-/* Executes the first operation of the queue, which is not empty, on the progress thread. With the
+/* Executes the first operation of the queue, which is not empty, on a lent thread. With the
  * lock held, which is released meanwhile. */
 void tddp_group_execute_next(tddp_group *group);
 
@@ -385,9 +378,6 @@ bool tddp_group_queue_is_polled(const tddp_group *group);
 
 /* Tries the first operation of the queue, on the engine's thread. */
 unsigned tddp_group_poll_queue(tddp_group *group);
-
-/* Wakes the thread that executes the queue if it has something to do now. With the lock held. */
-void tddp_group_wake_progress(tddp_group *group);
 
 /* Of an operation that is executed within a call with a limit: the longest limit, the most memory.
  */

@@ -1,7 +1,7 @@
 /*
  * Sends and receives. They are posted by their caller's thread, and finish concurrently with each
- * other and the queue: each on a thread of the group's, or on the caller's if it waits; or all on
- * the engine's thread, if that polls the group (p2p_poll.c).
+ * other and the queue: each on a thread lent to it, which is reserved before anything is posted, or
+ * on the caller's if it waits; or all on the engine's thread, if that polls the group (p2p_poll.c).
  *
  * Invariant: messages are numbered and posted with `order` held, so that messages to one peer match
  * in the order of their numbers. Locks are taken in the order `order`, then `mutex`, then the
@@ -13,21 +13,16 @@
 #include "group/checks.h"
 #include "group/recorder/recorder.h"
 
-tddp_status tddp_group_p2p_init(tddp_group_p2p *p2p)
+void tddp_group_p2p_init(tddp_group_p2p *p2p)
 {
-    tddp_status status = tddp_cond_init(&p2p->wake);
-    if (status == TDDP_OK) {
-        pthread_mutex_init(&p2p->order, NULL);
-        pthread_mutex_init(&p2p->mutex, NULL);
-    }
-    return status;
+    pthread_mutex_init(&p2p->order, NULL);
+    pthread_mutex_init(&p2p->mutex, NULL);
 }
 
 void tddp_group_p2p_destroy(tddp_group_p2p *p2p)
 {
     pthread_mutex_destroy(&p2p->order);
     pthread_mutex_destroy(&p2p->mutex);
-    pthread_cond_destroy(&p2p->wake);
 }
 
 tddp_status tddp_group_p2p_finish(tddp_group *group, tddp_work *work)
@@ -51,6 +46,38 @@ tddp_status tddp_group_p2p_finish(tddp_group *group, tddp_work *work)
         work->source = source;
     }
     return status;
+}
+
+/* Completes a work that no other thread has. */
+static void complete(tddp_group *group, tddp_work *work, tddp_status status)
+{
+    tddp_group_complete_in_flight(group, work, status);
+    tddp_work_release(work);
+    tddp_group_end_in_flight(group, true);
+}
+
+/* On a lent thread. */
+static void finish_and_complete(void *data, void *posted)
+{
+    tddp_group *group = data;
+    tddp_group_enter_thread(group);
+    tddp_status status = tddp_group_p2p_finish(group, posted);
+    tddp_group_complete_in_flight(group, posted, status);
+    tddp_work_release(posted);
+    tddp_group_enter_thread(NULL);
+    tddp_group_end_in_flight(group, true);
+}
+
+/* Hands a posted work over to the thread that is reserved for it, which is given back if it could
+ * not be posted. */
+static void hand_over(tddp_group *group, tddp_work *work, tddp_status status)
+{
+    if (status) {
+        tddp_blocking_release();
+    } else {
+        work->call = (tddp_blocking_call){finish_and_complete, group, work, NULL};
+        tddp_blocking_start(&work->call);
+    }
 }
 
 static tddp_status prepare(tddp_group *group, tddp_work *work)
@@ -105,7 +132,7 @@ static tddp_status post(tddp_group *group, tddp_work *work, bool on_thread)
         if (status == TDDP_OK) {
             launch_inline(group, work);
         }
-        tddp_group_p2p_queue(p2p, work, status);
+        hand_over(group, work, status);
     }
     pthread_mutex_unlock(&p2p->order);
     return status;
@@ -116,20 +143,12 @@ static tddp_status begin(tddp_group *group, const tddp_work *work, bool on_threa
 {
     tddp_status status = tddp_group_begin_in_flight(group, tddp_op_name(work->op.kind));
     if (status == TDDP_OK && on_thread) {
-        status = tddp_group_p2p_reserve(group);
+        status = tddp_blocking_reserve();
         if (status) {
             tddp_group_end_in_flight(group, false);
         }
     }
     return status;
-}
-
-/* Completes a work that no thread of the group's has. */
-static void complete(tddp_group *group, tddp_work *work, tddp_status status)
-{
-    tddp_group_complete_in_flight(group, work, status);
-    tddp_work_release(work);
-    tddp_group_end_in_flight(group, true);
 }
 
 /* Makes a work of a message and begins it, or does nothing. `waits`: the caller does, and finishes
@@ -180,7 +199,6 @@ static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_ar
 
 void tddp_group_p2p_stop(tddp_group *group)
 {
-    tddp_group_p2p *p2p = &group->p2p;
     tddp_group_p2p_poll_drain(group);
     pthread_mutex_lock(&group->mutex);
     while (group->in_flight > 0) {
@@ -189,7 +207,6 @@ void tddp_group_p2p_stop(tddp_group *group)
         }
     }
     pthread_mutex_unlock(&group->mutex);
-    tddp_group_p2p_end_threads(p2p);
 }
 
 static tddp_status check_peer(const tddp_group *group, tddp_op_kind kind, int peer)
@@ -296,7 +313,7 @@ static tddp_status prepare_and_post_batch(tddp_group *group, tddp_work *const *w
     pthread_mutex_lock(&p2p->order);
     status = post_batch(group, works, prepared, status);
     for (size_t i = 0; i < count; i++) {
-        tddp_group_p2p_queue(p2p, works[i], status);
+        hand_over(group, works[i], status);
     }
     pthread_mutex_unlock(&p2p->order);
     return status;
@@ -307,7 +324,7 @@ static void discard(tddp_group *group, tddp_work **works, size_t count, tddp_sta
 {
     for (size_t i = 0; i < count; i++) {
         if (!works[i]->group) {
-            tddp_group_p2p_queue(&group->p2p, NULL, status);
+            hand_over(group, works[i], status);
         }
         tddp_work_release(works[i]);
         tddp_work_release(works[i]);

@@ -3,7 +3,7 @@
  * once or wait, and the engine's thread all others, in turn.
  *
  * Invariants: one thread at a time calls finish() for a request (`polling`). A failure is completed
- * by the group's own thread, since that may take a while. With `mutex` of the group's p2p held,
+ * by a thread lent to the queue, since that may take a while. With `mutex` of the group's p2p held,
  * except around calls of the backend and completions.
  */
 #include <stdlib.h>
@@ -49,12 +49,12 @@ static void complete(tddp_group *group, tddp_work *work)
     tddp_group_end_in_flight(group, true);
 }
 
-/* Leaves a failure to the group's own thread, if it can have one. */
+/* Leaves a failure to a thread lent to the queue, if there can be one. */
 static void leave_failure(tddp_group *group, tddp_work *work)
 {
     pthread_mutex_lock(&group->mutex);
     /* A shutdown completes those that no thread has. */
-    const bool leaves = group->state >= TDDP_GROUP_ENDING || !tddp_group_start_thread(group);
+    const bool leaves = group->state >= TDDP_GROUP_ENDING || !tddp_group_reserve_executor(group);
     if (leaves) {
         work->next = NULL;
         tddp_work **end = &group->failed;
@@ -62,7 +62,7 @@ static void leave_failure(tddp_group *group, tddp_work *work)
             end = &(*end)->next;
         }
         *end = work;
-        pthread_cond_signal(&group->wake);
+        tddp_group_wake_progress(group);
         pthread_cond_broadcast(&group->idle);
     }
     pthread_mutex_unlock(&group->mutex);

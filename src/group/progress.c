@@ -1,12 +1,13 @@
 /*
- * A group's queue and its progress thread, which executes one operation after the other. Any thread
- * queues operations; executor.c decides which thread executes them, failure.c handles failures. A
- * polled group (engine.c) has a thread of its own only for its failures.
+ * A group's queue. Any thread queues operations; executor.c decides which thread executes them,
+ * failure.c handles failures. What no caller and no engine executes, and what has failed, is left
+ * to a thread that is lent to the queue until that is empty (backend/blocking.h).
  *
- * Invariant: `sequence` grows with each operation that is queued, in the order of the queue, by the
- * steps that it has (coalesce.c), so that equal calls have equal numbers on all ranks. The lock is
- * never held while a callback runs, or the backend does what may take a while: with it held are
- * called resumes(), reserve() and launches_at_once().
+ * Invariants: `sequence` grows with each operation that is queued, in the order of the queue, by
+ * the steps that it has (coalesce.c), so that equal calls have equal numbers on all ranks. Once
+ * something is queued that no engine executes, a thread is reserved for it or runs (`executor`).
+ * The lock is never held while a callback runs, or the backend does what may take a while: with it
+ * held are called resumes(), reserve() and launches_at_once().
  */
 #include <stdlib.h>
 
@@ -23,64 +24,71 @@ tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op)
     return group->state >= TDDP_GROUP_ENDING ? tddp_group_fail_destroyed(group) : TDDP_OK;
 }
 
-/* Returns once the group ends and no thread executes anything. */
+/* Executes what is queued, and completes what has failed, until nothing is left. With the lock held,
+ * which is released meanwhile. */
 static void run_queue(tddp_group *group)
 {
-    pthread_mutex_lock(&group->mutex);
-    for (;;) {
-        while (!group->failed &&
-               (group->running || (!group->head && group->state < TDDP_GROUP_ENDING))) {
-            pthread_cond_wait(&group->wake, &group->mutex);
-        }
+    while (group->failed || group->head) {
         if (tddp_group_p2p_complete_failed(group)) {
             continue;
         }
-        if (!group->head) {
-            break;
+        if (group->running) {
+            pthread_cond_wait(&group->idle, &group->mutex);
+        } else {
+            tddp_group_execute_next(group);
         }
-        tddp_group_execute_next(group);
     }
+}
+
+/* On a lent thread. */
+static void execute(void *data, void *nothing)
+{
+    tddp_group *group = data;
+    (void)nothing;
+    tddp_group_enter_thread(group);
+    pthread_mutex_lock(&group->mutex);
+    run_queue(group);
+    tddp_group_enter_thread(NULL);
+    group->executor = TDDP_GROUP_NO_EXECUTOR;
+    pthread_cond_broadcast(&group->idle);
     pthread_mutex_unlock(&group->mutex);
 }
 
-static void *progress(void *data)
+tddp_status tddp_group_reserve_executor(tddp_group *group)
 {
-    tddp_group_enter_thread(data);
-    run_queue(data);
-    return NULL;
+    tddp_status status =
+        group->executor == TDDP_GROUP_NO_EXECUTOR ? tddp_blocking_reserve() : TDDP_OK;
+    if (status == TDDP_OK && group->executor == TDDP_GROUP_NO_EXECUTOR) {
+        group->executor = TDDP_GROUP_EXECUTOR_RESERVED;
+    }
+    return status;
 }
 
-tddp_status tddp_group_start_thread(tddp_group *group)
+void tddp_group_wake_progress(tddp_group *group)
 {
-    if (group->has_thread) {
-        return TDDP_OK;
+    const bool some = group->failed || (group->head && !group->running);
+    const bool reserved = group->executor == TDDP_GROUP_EXECUTOR_RESERVED;
+    if (reserved && some) {
+        group->executor = TDDP_GROUP_EXECUTOR_RUNS;
+        group->execute = (tddp_blocking_call){.run = execute, .context = group};
+        tddp_blocking_start(&group->execute);
+    } else if (reserved && !group->head && !group->running) {
+        group->executor = TDDP_GROUP_NO_EXECUTOR;
+        tddp_blocking_release();
+    } else if (!group->running && (group->executor == TDDP_GROUP_EXECUTOR_RUNS ||
+                                   group->state >= TDDP_GROUP_ENDING)) {
+        pthread_cond_broadcast(&group->idle);
+    } else if (some && tddp_group_queue_is_polled(group)) {
+        tddp_engine_wake(group->engine);
     }
-    tddp_status status = tddp_thread_start(&group->thread, "tddp-progress", progress, group);
-    group->has_thread = status == TDDP_OK;
-    return status;
 }
 
 /* With the lock held. */
 static tddp_status start_executor(tddp_group *group)
 {
-    return tddp_group_queue_is_polled(group) && !group->has_thread
+    return tddp_group_queue_is_polled(group) && group->executor == TDDP_GROUP_NO_EXECUTOR
                ? tddp_engine_start(group->engine)
-               : tddp_group_start_thread(group);
-}
-
-tddp_status tddp_group_progress_start(tddp_group *group)
-{
-    tddp_status status = group->backend->events ? tddp_engine_add(group) : TDDP_OK;
-    if (status || tddp_group_resumes(group)) {
-        return status; /* the thread starts once an operation is left to it */
-    }
-    pthread_mutex_lock(&group->mutex);
-    status = tddp_group_start_thread(group);
-    pthread_mutex_unlock(&group->mutex);
-    if (status) {
-        tddp_engine_remove(group);
-    }
-    return status;
+               : tddp_group_reserve_executor(group);
 }
 
 /* Appends the work to the queue, and executes it inline if its options allow that. */
@@ -117,8 +125,8 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us
                      "operations of \"%s\" go on only while they are waited for: %s", group->name,
                      tddp_error_message());
         }
-        tddp_group_wake_progress(group);
     }
+    tddp_group_wake_progress(group);
     pthread_mutex_unlock(&group->mutex);
     return status;
 }
@@ -266,18 +274,20 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
     pthread_mutex_lock(&group->mutex);
     bool aborts = !tddp_group_await_idle(group, deadline, NULL) && has_incomplete(group);
     group->state = TDDP_GROUP_ENDING;
-    bool has_thread = group->has_thread;
-    pthread_cond_signal(&group->wake);
     pthread_mutex_unlock(&group->mutex);
     if (aborts) {
         tddp_group_abort(group);
     }
     tddp_engine_remove(group);
-    if (has_thread) {
-        pthread_join(group->thread, NULL);
-    } else {
-        run_queue(group);
+    const tddp_group *before = tddp_group_set_current(group);
+    pthread_mutex_lock(&group->mutex);
+    tddp_group_wake_progress(group); /* a thread that is reserved */
+    while (group->executor == TDDP_GROUP_EXECUTOR_RUNS) {
+        pthread_cond_wait(&group->idle, &group->mutex);
     }
+    run_queue(group);
+    pthread_mutex_unlock(&group->mutex);
+    (void)tddp_group_set_current(before);
     tddp_group_p2p_stop(group);
     tddp_group_device_stop(group);
     pthread_mutex_lock(&group->mutex);

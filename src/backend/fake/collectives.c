@@ -1,5 +1,5 @@
 /*
- * The `fake` backend's collectives, over a store. Runs on the group's progress thread.
+ * The `fake` backend's collectives, over a store. Runs on a thread lent to the queue.
  *
  * Invariant: for every operation every rank sets a key, `op/<sequence>/<rank>`: its call, how many
  * elements it sends to and expects from each rank, and its data. Each rank reads all keys and

@@ -1,6 +1,6 @@
 /*
  * Before an operation the ranks meet in the store with their calls, and each compares its own with
- * all others'. Runs on the progress thread, one operation at a time.
+ * all others'. Runs one operation at a time.
  */
 #include "backend/nccl/call_check.h"
 

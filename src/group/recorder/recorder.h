@@ -86,7 +86,7 @@ void tddp_recorder_set_failure(tddp_recorder *recorder, tddp_status status, cons
 
 /* --- the rest of the room -------------------------------------------------------------------- */
 
-/* Called before the progress thread starts; reads TDDP_FR_BUFFER_SIZE. */
+/* Called before the group's first operation; reads TDDP_FR_BUFFER_SIZE. */
 TDDP_NODISCARD tddp_status tddp_recorder_create(tddp_group *group);
 
 /* Adds it to the dumps of the whole process, once the group is created. */
