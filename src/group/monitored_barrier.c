@@ -40,6 +40,7 @@ typedef struct barrier {
     int64_t timeout_ms;
     bool all_ranks;
     tddp_cancel *cancel;
+    bool arrived; /* the others may wait for what this rank decides */
 } barrier;
 
 static tddp_status check_group(tddp_group *group)
@@ -126,13 +127,14 @@ static tddp_status await_leader(const barrier *self)
                      waits ? "has decided nothing" : "did not arrive", self->timeout_ms);
 }
 
-static tddp_status meet(const barrier *self)
+static tddp_status meet(barrier *self)
 {
     char time[24];
     const tddp_wait wait = {self->timeout_ms, self->cancel};
     int length = snprintf(time, sizeof time, "%" PRId64, self->timeout_ms);
     tddp_status status =
         tddp_meeting_give(self->meeting, (tddp_slice){time, (size_t)length}, &wait);
+    self->arrived = status == TDDP_OK;
     status = status ? status : tddp_meeting_await(self->meeting, &wait);
     if (status == TDDP_TIMEOUT) {
         status = self->group->rank == 0 ? name_missing(self) : await_leader(self);
@@ -204,18 +206,34 @@ static tddp_status read_outcome(const barrier *self)
     return tddp_fail((tddp_status)outcome, "%s", space + 1);
 }
 
+static void publish(const barrier *self, tddp_status status, const char *text)
+{
+    char outcome[TEXT_BYTES + 16];
+    (void)snprintf(outcome, sizeof outcome, "%d %s", (int)status, text);
+    tddp_meeting_fail(&self->opts, outcome);
+}
+
 /* All ranks end with the outcome that was first in the store: this rank's failure is, if there was
  * none. */
 static tddp_status agree(const barrier *self, tddp_status own)
 {
     int rank = -1;
-    char text[TEXT_BYTES];
-    const bool told = own == TDDP_PEER_LOST && tddp_meeting_failure(self->meeting, &rank);
-    if (!told) {
-        (void)snprintf(text, sizeof text, "%d %s", (int)own, tddp_error_message());
-        tddp_meeting_fail(&self->opts, text);
+    if (own != TDDP_PEER_LOST || !tddp_meeting_failure(self->meeting, &rank)) {
+        publish(self, own, tddp_error_message());
     }
     return read_outcome(self);
+}
+
+/* Of rank 0, which will decide nothing any more. */
+static void publish_interrupt(const barrier *self)
+{
+    char name[TDDP_PEER_NAME_BYTES];
+    char text[TEXT_BYTES];
+    (void)snprintf(text, sizeof text,
+                   "monitored_barrier %" PRIu64 " of group \"%s\": %s, which leads it, was "
+                   "interrupted",
+                   self->number, self->group->name, tddp_peers_name(self->group->peers, 0, name));
+    publish(self, TDDP_TIMEOUT, text);
 }
 
 static tddp_status run(barrier *self)
@@ -235,14 +253,18 @@ static tddp_status run(barrier *self)
         return status;
     }
     status = explain(self, meet(self));
-    /* A rank that is interrupted, or has lost the group or the store, speaks for itself alone; it
-     * is heard if it leads. */
+    /* A rank that is interrupted, or has lost the group or the store, speaks for itself alone. */
+    const bool leads = self->group->rank == 0 && self->arrived;
     const bool gone = status == TDDP_NETWORK || status == TDDP_STORE || status == TDDP_GROUP_FAILED;
+    const bool interrupted = status == TDDP_CANCELED;
     if (status == TDDP_TIMEOUT || status == TDDP_PEER_LOST ||
-        (status && self->group->rank == 0 && !gone)) {
+        (status && leads && !gone && !interrupted)) {
         status = agree(self, status);
     }
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+    if (interrupted && leads) {
+        publish_interrupt(self);
+    }
     if (tddp_meeting_leave(self->meeting, &tidy)) {
         tddp_log(TDDP_LOG_DEBUG, "group", "monitored_barrier leaves keys behind: %s",
                  tddp_error_message());

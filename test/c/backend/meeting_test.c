@@ -379,24 +379,24 @@ TEST(five_hundred_and_twelve_ranks)
     static tddp_meeting *meetings[MANY];
     char text[TDDP_MEETING_TEXT_BYTES];
     set_up();
-    for (int rank = 0; rank < MANY; rank++) {
-        tddp_meeting_opts opts = opts_of("many", rank, TDDP_MEETING_ALL);
+    for (int i = 0; i < MANY; i++) {
+        tddp_meeting_opts opts = opts_of("many", i, TDDP_MEETING_ALL);
         opts.world_size = MANY;
-        meetings[rank] = open_with(&opts);
-        if (rank % 2 == 0) {
-            CHECK_OK(tddp_meeting_give(meetings[rank], text_of("even"), &patient));
+        meetings[i] = open_with(&opts);
+        if (i % 2 == 0) {
+            CHECK_OK(tddp_meeting_give(meetings[i], text_of("even"), &patient));
         }
     }
     CHECK_OK(tddp_meeting_read(meetings[0], &patient));
     CHECK_INT(tddp_meeting_missing(meetings[0], text), MANY / 2);
     CHECK_TEXT(text, "1, 3, 5, 7, 9, 11, 13, 15, ... (256 in all)");
-    for (int rank = 1; rank < MANY; rank += 2) {
-        CHECK_OK(tddp_meeting_give(meetings[rank], text_of("odd"), &patient));
+    for (int i = 1; i < MANY; i += 2) {
+        CHECK_OK(tddp_meeting_give(meetings[i], text_of("odd"), &patient));
     }
-    for (int rank = 0; rank < MANY; rank++) {
-        CHECK_OK(tddp_meeting_await(meetings[rank], &patient));
-        CHECK_TEXT(tddp_meeting_records(meetings[rank])[rank].data, rank % 2 ? "odd" : "even");
-        tddp_meeting_close(meetings[rank]);
+    for (int i = 0; i < MANY; i++) {
+        CHECK_OK(tddp_meeting_await(meetings[i], &patient));
+        CHECK_TEXT(tddp_meeting_records(meetings[i])[i].data, i % 2 ? "odd" : "even");
+        tddp_meeting_close(meetings[i]);
     }
     tddp_store_release(store);
 }

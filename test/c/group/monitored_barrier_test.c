@@ -174,6 +174,46 @@ TEST(it_can_be_interrupted)
     run_ranks(2, interrupted, NULL);
 }
 
+static void *interrupt_once_blocked(void *cancel)
+{
+    CHECK_AWAIT_BLOCKED(RANK);
+    tddp_cancel_trigger(cancel);
+    return NULL;
+}
+
+/* Rank 0 has arrived, and rank 1 comes afterwards: it learns at once that nothing will be decided.
+ */
+static void leader_interrupted(int rank, int world_size, tddp_store *store, void *data)
+{
+    (void)data;
+    tddp_group *group = make_group("fake", rank, world_size, store, 20000);
+    if (rank == 0) {
+        pthread_t thread;
+        tddp_cancel *cancel;
+        CHECK_OK(tddp_cancel_create(&cancel));
+        CHECK_INT(pthread_create(&thread, NULL, interrupt_once_blocked, cancel), 0);
+        check_will_block(RANK);
+        CHECK_STATUS(tddp_monitored_barrier(group, 60000, 0, &(tddp_wait){-1, cancel}),
+                     TDDP_CANCELED);
+        pthread_join(thread, NULL);
+        tddp_cancel_free(cancel);
+        check_signal(GAVE_UP);
+    } else {
+        CHECK_AWAIT(GAVE_UP, 1);
+        CHECK_STATUS(tddp_monitored_barrier(group, 60000, 0, NULL), TDDP_TIMEOUT);
+        CHECK_CONTAINS(tddp_error_message(), "rank 0 (host ");
+        CHECK_CONTAINS(tddp_error_message(), ", which leads it, was interrupted");
+    }
+    CHECK_OK(tddp_barrier(group, NULL));
+    CHECK_OK(tddp_monitored_barrier(group, 20000, 0, NULL));
+    tddp_group_release(group);
+}
+
+TEST(an_interrupted_leader_is_named)
+{
+    run_ranks(2, leader_interrupted, NULL);
+}
+
 TEST(it_is_refused_where_operations_are)
 {
     needs_fake();
