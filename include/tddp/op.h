@@ -55,6 +55,28 @@ typedef enum tddp_op_kind {
         TDDP_OP_COUNT
 } tddp_op_kind;
 
+/** What a rank has on one side of an operation, its input or its output. */
+typedef enum tddp_op_side {
+    TDDP_SIDE_NONE,
+    TDDP_SIDE_WHOLE, /**< as large as every other rank's */
+    TDDP_SIDE_PIECE, /**< what one rank's part on the other side is */
+    TDDP_SIDE_PARTS, /**< one for each rank, of sizes that may differ */
+} tddp_op_side;
+
+/** What a kind of operation is. */
+typedef struct tddp_op_row {
+    const char *name;
+    tddp_op_side input;
+    tddp_op_side output;
+    int reduces;      /**< it combines numbers */
+    int has_root;     /**< one rank is the root, */
+    int roots_input;  /**< whose alone the input is, */
+    int roots_output; /**< or the output */
+} tddp_op_row;
+
+/** Never NULL: that of a value that is no kind has the name "unknown", and nothing. Static. */
+TDDP_API const tddp_op_row *tddp_op_row_of(tddp_op_kind kind);
+
 /** "all_reduce" and so on; "unknown" for a value that is no kind. Static. */
 TDDP_API const char *tddp_op_name(tddp_op_kind kind);
 

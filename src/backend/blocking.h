@@ -9,6 +9,8 @@
 #ifndef TDDP_BLOCKING_H
 #define TDDP_BLOCKING_H
 
+#include <stdint.h>
+
 #include <tddp/status.h>
 
 /* Two pointers, of the caller's choice. The caller's memory until `run` is called. */

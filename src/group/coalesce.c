@@ -207,32 +207,18 @@ static tddp_status prepare(const tddp_group *group, tddp_work *work, const tddp_
     return status ? status : describe_sizes(work, count);
 }
 
-tddp_status tddp_group_all_reduce_list(tddp_group *group, const tddp_op_args *args, tddp_work **out)
+tddp_status tddp_group_all_reduce_list(tddp_group *group, const tddp_op *op,
+                                       const tddp_op_args *args, tddp_work **out)
 {
-    const tddp_buffer *buffers = args->outputs;
-    size_t count = args->output_count;
-    tddp_status status = tddp_group_check_list(group, args->kind, "buffers", buffers, count);
-    if (status == TDDP_OK) {
-        status = tddp_group_check_disjoint(args->kind, "buffers", buffers, count);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_group_check_reduction(group, args->reduce, buffers);
-    }
-    if (status) {
-        return status;
-    }
-    tddp_op wanted = {.kind = args->kind, .reduce = args->reduce, .premul = args->premul};
-    wanted.input = tddp_buffers_joined(buffers, count);
-    wanted.output = wanted.input;
-    if (count == 1) {
-        return tddp_group_submit(group, &wanted, args, out);
+    if (args->output_count == 1) {
+        return tddp_group_submit(group, op, args, out);
     }
     tddp_work *work;
-    status = tddp_group_prepare(group, &wanted, args, &work);
+    tddp_status status = tddp_group_prepare(group, op, args, &work);
     if (status) {
         return status;
     }
-    status = prepare(group, work, buffers, count);
+    status = prepare(group, work, args->outputs, args->output_count);
     if (status) {
         tddp_work_release(work);
         tddp_work_release(work);

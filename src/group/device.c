@@ -1,8 +1,8 @@
 /*
  * Operations that a device carries out (TDDP_BACKEND_QUEUES): posted by their caller, launched in
- * turn by the thread that executes the queue, or by the caller where nothing is before it, awaited one after the
- * other by a thread of their own, so that the queue goes on while the device works. Sends and
- * receives take the same steps on the threads of p2p.c.
+ * turn by the thread that executes the queue, or by the caller where nothing is before it, awaited
+ * one after the other by a thread of their own, so that the queue goes on while the device works.
+ * Sends and receives take the same steps on the threads of p2p.c.
  *
  * Invariant: a work's request lives from post to finish; who uses it in between, to have a stream
  * wait for it, holds the work's lock, under which it is taken out before it is finished. A work

@@ -1,56 +1,32 @@
 /*
  * The public functions that start operations: tddp_submit() for all kinds and options, and one for
- * each kind with the arguments that most callers need. Each calls the function that checks the
- * kind's arguments and submits it, in collectives.c, lists.c, coalesce.c or p2p.c. Any thread.
+ * each kind with the arguments that most callers need. Any thread.
  */
 #include <stdlib.h>
 
 #include "base/options.h"
 #include "group/checks.h"
 
-static tddp_status start(tddp_group *group, const tddp_op_args *args, tddp_work **work,
-                         tddp_group_operation *operation)
+static tddp_status start(tddp_group *group, const tddp_op_args *args, tddp_work **work)
 {
+    tddp_op op;
     tddp_status status = tddp_group_check_call(group, args->kind);
     status = status ? status : tddp_group_hold(group, tddp_op_name(args->kind));
-    if (status == TDDP_OK) {
-        status = operation(group, args, work);
-        tddp_group_let_go(group);
+    if (status) {
+        return status;
     }
+    status = tddp_group_read_args(group, args, &op);
+    if (status == TDDP_OK) {
+        status = tddp_op_is_p2p(args->kind) ? tddp_group_send_or_recv(group, &op, args, work)
+                 : args->kind == TDDP_OP_ALL_REDUCE && args->outputs
+                     ? tddp_group_all_reduce_list(group, &op, args, work)
+                     : tddp_group_submit(group, &op, args, work);
+    }
+    tddp_group_let_go(group);
     return status;
 }
 
 /* --- any operation --------------------------------------------------------------------------- */
-
-static tddp_group_operation *operation_of(const tddp_op_args *args)
-{
-    switch (args->kind) {
-    case TDDP_OP_ALL_REDUCE:
-        return args->outputs ? tddp_group_all_reduce_list : tddp_group_all_reduce;
-    case TDDP_OP_BROADCAST:
-        return tddp_group_broadcast;
-    case TDDP_OP_BARRIER:
-        return tddp_group_barrier;
-    case TDDP_OP_ALL_GATHER:
-        return args->outputs ? tddp_group_all_gather_list : tddp_group_all_gather;
-    case TDDP_OP_REDUCE_SCATTER:
-        return args->inputs ? tddp_group_reduce_scatter_list : tddp_group_reduce_scatter;
-    case TDDP_OP_REDUCE:
-        return tddp_group_reduce;
-    case TDDP_OP_GATHER:
-        return tddp_group_gather;
-    case TDDP_OP_SCATTER:
-        return tddp_group_scatter;
-    case TDDP_OP_ALL_TO_ALL:
-        return tddp_group_all_to_all;
-    case TDDP_OP_SEND:
-    case TDDP_OP_RECV:
-        return tddp_group_send_or_recv;
-    case TDDP_OP_COUNT:
-        break;
-    }
-    return NULL;
-}
 
 void tddp_op_args_init(tddp_op_args *args, size_t size)
 {
@@ -66,12 +42,11 @@ tddp_status tddp_submit(tddp_group *group, const tddp_op_args *args, tddp_work *
     if (status) {
         return status;
     }
-    tddp_group_operation *operation = operation_of(&all);
-    if (!operation) {
+    if ((unsigned)all.kind >= TDDP_OP_COUNT) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "operation of kind %d: expected 0 to %d",
                          (int)all.kind, (int)TDDP_OP_COUNT - 1);
     }
-    return start(group, &all, work, operation);
+    return start(group, &all, work);
 }
 
 tddp_status tddp_batch_send_recv(tddp_group *group, const tddp_op_args *messages, size_t count,
@@ -126,9 +101,10 @@ tddp_status tddp_all_reduce(tddp_group *group, tddp_buffer buffer, tddp_reduce_o
     tddp_op_args args;
     init_args(&args, TDDP_OP_ALL_REDUCE);
     args.output = buffer;
+    args.outputs = NULL;
     args.reduce = op;
     args.premul = premul;
-    return start(group, &args, work, tddp_group_all_reduce);
+    return start(group, &args, work);
 }
 
 tddp_status tddp_all_reduce_coalesced(tddp_group *group, const tddp_buffer *buffers, size_t count,
@@ -140,7 +116,7 @@ tddp_status tddp_all_reduce_coalesced(tddp_group *group, const tddp_buffer *buff
     args.output_count = count;
     args.reduce = op;
     args.premul = premul;
-    return start(group, &args, work, tddp_group_all_reduce_list);
+    return start(group, &args, work);
 }
 
 tddp_status tddp_reduce(tddp_group *group, tddp_buffer buffer, tddp_reduce_op op, double premul,
@@ -152,7 +128,7 @@ tddp_status tddp_reduce(tddp_group *group, tddp_buffer buffer, tddp_reduce_op op
     args.reduce = op;
     args.premul = premul;
     args.root = root;
-    return start(group, &args, work, tddp_group_reduce);
+    return start(group, &args, work);
 }
 
 tddp_status tddp_broadcast(tddp_group *group, tddp_buffer buffer, int root, tddp_work **work)
@@ -161,14 +137,14 @@ tddp_status tddp_broadcast(tddp_group *group, tddp_buffer buffer, int root, tddp
     init_args(&args, TDDP_OP_BROADCAST);
     args.output = buffer;
     args.root = root;
-    return start(group, &args, work, tddp_group_broadcast);
+    return start(group, &args, work);
 }
 
 tddp_status tddp_barrier(tddp_group *group, tddp_work **work)
 {
     tddp_op_args args;
     init_args(&args, TDDP_OP_BARRIER);
-    return start(group, &args, work, tddp_group_barrier);
+    return start(group, &args, work);
 }
 
 tddp_status tddp_all_gather(tddp_group *group, tddp_buffer input, tddp_buffer output,
@@ -178,7 +154,8 @@ tddp_status tddp_all_gather(tddp_group *group, tddp_buffer input, tddp_buffer ou
     init_args(&args, TDDP_OP_ALL_GATHER);
     args.input = input;
     args.output = output;
-    return start(group, &args, work, tddp_group_all_gather);
+    args.outputs = NULL;
+    return start(group, &args, work);
 }
 
 tddp_status tddp_all_gather_list(tddp_group *group, tddp_buffer input, const tddp_buffer *outputs,
@@ -189,7 +166,7 @@ tddp_status tddp_all_gather_list(tddp_group *group, tddp_buffer input, const tdd
     args.input = input;
     args.outputs = outputs;
     args.output_count = count;
-    return start(group, &args, work, tddp_group_all_gather_list);
+    return start(group, &args, work);
 }
 
 tddp_status tddp_gather(tddp_group *group, tddp_buffer input, const tddp_buffer *outputs,
@@ -201,7 +178,7 @@ tddp_status tddp_gather(tddp_group *group, tddp_buffer input, const tddp_buffer 
     args.outputs = outputs;
     args.output_count = count;
     args.root = root;
-    return start(group, &args, work, tddp_group_gather);
+    return start(group, &args, work);
 }
 
 tddp_status tddp_scatter(tddp_group *group, tddp_buffer output, const tddp_buffer *inputs,
@@ -213,7 +190,7 @@ tddp_status tddp_scatter(tddp_group *group, tddp_buffer output, const tddp_buffe
     args.inputs = inputs;
     args.input_count = count;
     args.root = root;
-    return start(group, &args, work, tddp_group_scatter);
+    return start(group, &args, work);
 }
 
 tddp_status tddp_reduce_scatter(tddp_group *group, tddp_buffer input, tddp_buffer output,
@@ -223,9 +200,10 @@ tddp_status tddp_reduce_scatter(tddp_group *group, tddp_buffer input, tddp_buffe
     init_args(&args, TDDP_OP_REDUCE_SCATTER);
     args.input = input;
     args.output = output;
+    args.inputs = NULL;
     args.reduce = op;
     args.premul = premul;
-    return start(group, &args, work, tddp_group_reduce_scatter);
+    return start(group, &args, work);
 }
 
 tddp_status tddp_reduce_scatter_list(tddp_group *group, const tddp_buffer *inputs, size_t count,
@@ -239,7 +217,7 @@ tddp_status tddp_reduce_scatter_list(tddp_group *group, const tddp_buffer *input
     args.output = output;
     args.reduce = op;
     args.premul = premul;
-    return start(group, &args, work, tddp_group_reduce_scatter_list);
+    return start(group, &args, work);
 }
 
 tddp_status tddp_all_to_all(tddp_group *group, const tddp_buffer *inputs,
@@ -251,7 +229,7 @@ tddp_status tddp_all_to_all(tddp_group *group, const tddp_buffer *inputs,
     args.input_count = count;
     args.outputs = outputs;
     args.output_count = count;
-    return start(group, &args, work, tddp_group_all_to_all);
+    return start(group, &args, work);
 }
 
 tddp_status tddp_send(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag,
@@ -262,7 +240,7 @@ tddp_status tddp_send(tddp_group *group, tddp_buffer buffer, int peer, uint32_t 
     args.input = buffer;
     args.peer = peer;
     args.tag = tag;
-    return start(group, &args, work, tddp_group_send_or_recv);
+    return start(group, &args, work);
 }
 
 tddp_status tddp_recv(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag,
@@ -273,5 +251,5 @@ tddp_status tddp_recv(tddp_group *group, tddp_buffer buffer, int peer, uint32_t 
     args.output = buffer;
     args.peer = peer;
     args.tag = tag;
-    return start(group, &args, work, tddp_group_send_or_recv);
+    return start(group, &args, work);
 }

@@ -1,8 +1,8 @@
 /*
  * Decides which thread executes a group's queued operations: one lent to the queue (progress.c), or
- * the engine's (engine.c); or, with a backend that supports it (TDDP_BACKEND_RESUMES), a thread that
- * submits or waits for one of them. The last saves two thread switches, which take longer than small
- * operations do. Entered by all of them.
+ * the engine's (engine.c); or, with a backend that supports it (TDDP_BACKEND_RESUMES), a thread
+ * that submits or waits for one of them. The last saves two thread switches, which take longer than
+ * small operations do. Entered by all of them.
  *
  * Invariants: one thread at a time has acquired the queue (`running`), and operations are executed
  * in the order of the queue by whichever thread. The group is not destroyed while the queue is

@@ -3,9 +3,9 @@
  *
  * Order of a shutdown: the group accepts no more operations, those under way finish or are aborted,
  * no thread executes its queue any more, the backend's connections close, and the store records
- * that this rank has left. A second caller waits for the first. At last a process that hosts the store waits until
- * the other ranks have left too. A forked child never takes the lock, which a thread of the parent
- * may have held.
+ * that this rank has left. A second caller waits for the first. At last a process that hosts the
+ * store waits until the other ranks have left too. A forked child never takes the lock, which a
+ * thread of the parent may have held.
  */
 #include <stdlib.h>
 

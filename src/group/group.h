@@ -6,8 +6,7 @@
  *   join.c          the ranks find each other through the store
  *   peers.c         the ranks' hosts and processes
  *   entry_points.c  the public functions that start operations: tddp_submit(), tddp_all_reduce()...
- *   collectives.c   collectives on one buffer: argument checks, then the queue
- *   lists.c         collectives with a buffer for each rank
+ *   arguments.c     what the arguments of each kind are, and an operation made of them
  *   coalesce.c      one all_reduce of several buffers
  *   p2p.c           sends and receives, beside the queue, and batches of them
  *   p2p_poll.c      those of polled groups, which need no thread each
@@ -164,7 +163,7 @@ struct tddp_group {
     pthread_mutex_t mutex; /* guards what follows; never held while anything may take a while */
     pthread_cond_t idle;   /* nothing is queued, the queue is free, or the state changed */
     tddp_group_executor executor;
-    tddp_blocking_call execute; /* of its thread */
+    tddp_blocking_call execute;     /* of its thread */
     _Atomic tddp_group_state state; /* hold.c reads it without the lock */
     tddp_work *head;
     tddp_work *tail;
@@ -210,15 +209,16 @@ void tddp_group_leave(tddp_group *group);
 TDDP_NODISCARD tddp_status tddp_group_wait_for_leave(tddp_store *membership, int world_size,
                                                      int64_t incarnation, const tddp_wait *wait);
 
-/* Checks the arguments of an operation and submits it; called by entry_points.c. In collectives.c,
- * lists.c, coalesce.c and p2p.c. */
-typedef tddp_status tddp_group_operation(tddp_group *group, const tddp_op_args *args,
-                                         tddp_work **work);
-TDDP_NODISCARD tddp_group_operation tddp_group_all_reduce, tddp_group_reduce, tddp_group_broadcast,
-    tddp_group_barrier, tddp_group_all_gather, tddp_group_reduce_scatter,
-    tddp_group_all_gather_list, tddp_group_gather, tddp_group_scatter,
-    tddp_group_reduce_scatter_list, tddp_group_all_to_all, tddp_group_all_reduce_list,
-    tddp_group_send_or_recv;
+/* arguments.c: checks the arguments that the kind has, and makes an operation of them. */
+TDDP_NODISCARD tddp_status tddp_group_read_args(const tddp_group *group, const tddp_op_args *args,
+                                                tddp_op *out);
+
+/* Start an operation of which the arguments were read. In coalesce.c and p2p.c; of all others
+ * tddp_group_submit(). */
+TDDP_NODISCARD tddp_status tddp_group_all_reduce_list(tddp_group *group, const tddp_op *op,
+                                                      const tddp_op_args *args, tddp_work **work);
+TDDP_NODISCARD tddp_status tddp_group_send_or_recv(tddp_group *group, tddp_op *op,
+                                                   const tddp_op_args *args, tddp_work **work);
 
 /* p2p.c: several messages; `works` has room for as many. */
 TDDP_NODISCARD tddp_status tddp_group_batch(tddp_group *group, const tddp_op_args *messages,

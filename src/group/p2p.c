@@ -209,52 +209,11 @@ void tddp_group_p2p_stop(tddp_group *group)
     pthread_mutex_unlock(&group->mutex);
 }
 
-static tddp_status check_peer(const tddp_group *group, tddp_op_kind kind, int peer)
+tddp_status tddp_group_send_or_recv(tddp_group *group, tddp_op *op, const tddp_op_args *args,
+                                    tddp_work **work)
 {
-    bool receives = kind == TDDP_OP_RECV;
-    if (receives && peer == TDDP_ANY_SOURCE && group->world_size > 1) {
-        return TDDP_OK;
-    }
-    if (peer < 0 || peer >= group->world_size) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: peer %d: expected 0 to %d%s",
-                         tddp_op_name(kind), peer, group->world_size - 1,
-                         receives ? ", or any source where there are other ranks" : "");
-    }
-    if (peer == group->rank) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "%s: peer %d is this rank itself: expected another one; within a rank, "
-                         "copy the memory",
-                         tddp_op_name(kind), peer);
-    }
-    return TDDP_OK;
-}
-
-/* Checks the arguments of a message, and makes its operation. */
-static tddp_status read_args(const tddp_group *group, const tddp_op_args *args, tddp_op *out)
-{
-    bool sends = args->kind == TDDP_OP_SEND;
-    const tddp_buffer *buffer = sends ? &args->input : &args->output;
-    tddp_status status = tddp_group_check_buffer(group, args->kind, "buffer", buffer);
-    if (status == TDDP_OK) {
-        status = check_peer(group, args->kind, args->peer);
-    }
-    tddp_buffer empty = *buffer;
-    empty.data = NULL;
-    empty.count = 0;
-    *out = (tddp_op){.kind = args->kind,
-                     .input = sends ? *buffer : empty,
-                     .output = sends ? empty : *buffer,
-                     .peer = args->peer,
-                     .tag = args->tag};
-    return status;
-}
-
-tddp_status tddp_group_send_or_recv(tddp_group *group, const tddp_op_args *args, tddp_work **work)
-{
-    tddp_op op;
-    tddp_status status = read_args(group, args, &op);
-    op.awaited = work == NULL;
-    return status ? status : submit(group, &op, args, work);
+    op->awaited = work == NULL;
+    return submit(group, op, args, work);
 }
 
 /* --- batches --------------------------------------------------------------------------------- */
@@ -363,7 +322,7 @@ tddp_status tddp_group_batch(tddp_group *group, const tddp_op_args *messages, si
     size_t made = 0;
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
         works[i] = NULL;
-        status = read_args(group, &messages[i], &ops[i]);
+        status = tddp_group_read_args(group, &messages[i], &ops[i]);
         together = together && status == TDDP_OK && goes_to_device(group, &messages[i]);
     }
     for (; made < count && status == TDDP_OK; made += status == TDDP_OK) {

@@ -9,18 +9,6 @@
 
 #include "group/group.h"
 
-static bool has_input_parts(const tddp_op *op, int rank)
-{
-    return op->kind == TDDP_OP_REDUCE_SCATTER || op->kind == TDDP_OP_ALL_TO_ALL ||
-           (op->kind == TDDP_OP_SCATTER && op->root == rank);
-}
-
-static bool has_output_parts(const tddp_op *op, int rank)
-{
-    return op->kind == TDDP_OP_ALL_GATHER || op->kind == TDDP_OP_ALL_TO_ALL ||
-           (op->kind == TDDP_OP_GATHER && op->root == rank);
-}
-
 /* Splits a buffer into equal parts. */
 static void split(const tddp_buffer *buffer, tddp_buffer *parts, size_t world)
 {
@@ -51,8 +39,10 @@ static tddp_status add_parts(const tddp_group *group, tddp_work *work)
 {
     tddp_op *op = &work->op;
     size_t world = (size_t)group->world_size;
-    bool inputs = has_input_parts(op, group->rank);
-    bool outputs = has_output_parts(op, group->rank);
+    const tddp_op_row *row = tddp_op_row_of(op->kind);
+    const bool is_root = op->root == group->rank;
+    const bool inputs = row->input == TDDP_SIDE_PARTS && (is_root || !row->roots_input);
+    const bool outputs = row->output == TDDP_SIDE_PARTS && (is_root || !row->roots_output);
     if (!inputs && !outputs) {
         return TDDP_OK;
     }

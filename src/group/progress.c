@@ -24,8 +24,8 @@ tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op)
     return group->state >= TDDP_GROUP_ENDING ? tddp_group_fail_destroyed(group) : TDDP_OK;
 }
 
-/* Executes what is queued, and completes what has failed, until nothing is left. With the lock held,
- * which is released meanwhile. */
+/* Executes what is queued, and completes what has failed, until nothing is left. With the lock
+ * held, which is released meanwhile. */
 static void run_queue(tddp_group *group)
 {
     while (group->failed || group->head) {
@@ -75,8 +75,8 @@ void tddp_group_wake_progress(tddp_group *group)
     } else if (reserved && !group->head && !group->running) {
         group->executor = TDDP_GROUP_NO_EXECUTOR;
         tddp_blocking_release();
-    } else if (!group->running && (group->executor == TDDP_GROUP_EXECUTOR_RUNS ||
-                                   group->state >= TDDP_GROUP_ENDING)) {
+    } else if (!group->running &&
+               (group->executor == TDDP_GROUP_EXECUTOR_RUNS || group->state >= TDDP_GROUP_ENDING)) {
         pthread_cond_broadcast(&group->idle);
     } else if (some && tddp_group_queue_is_polled(group)) {
         tddp_engine_wake(group->engine);

@@ -25,8 +25,8 @@ static void add(int64_t change)
 {
     const uint64_t self = (uint64_t)tddp_process_id() << 32;
     uint64_t before = atomic_load(&under_way);
-    while (!atomic_compare_exchange_weak(
-        &under_way, &before, self | (uint64_t)((int64_t)count_in(before) + change))) {
+    while (!atomic_compare_exchange_weak(&under_way, &before,
+                                         self | (uint64_t)((int64_t)count_in(before) + change))) {
     }
 }
 

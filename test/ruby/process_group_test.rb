@@ -291,9 +291,9 @@ class ProcessGroupTest < Minitest::Test
         file.flock(File::LOCK_EX)
         dropped.clear
         GC.start
-        assert_includes threads, "tddp-reaper"
+        assert_includes threads, "tddp-blocking"
       end
-      await("the groups to end") { !threads.include?("tddp-reaper") }
+      await("the groups to end") { !threads.include?("tddp-blocking") }
     end
   end
 

@@ -203,7 +203,7 @@ TEST(no_more_threads)
     tddp_work *work = NULL;
     const struct rlimit before = end_of_threads();
     CHECK_STATUS(tddp_recv(self.groups[1], floats(1, 0, 1), 0, 0, &work), TDDP_SYSTEM);
-    CHECK_CONTAINS(tddp_error_message(), "cannot start thread tddp-p2p");
+    CHECK_CONTAINS(tddp_error_message(), "cannot start thread tddp-blocking");
     CHECK(work == NULL);
     memory[0][0] = 17;
     CHECK_OK(tddp_send(self.groups[0], floats(0, 0, 1), 1, 0, NULL));
@@ -261,7 +261,7 @@ TEST(a_batch_without_enough_threads)
     float *into = calloc(BATCH, sizeof *into);
     const struct rlimit before = end_of_threads();
     CHECK_STATUS(receive_batch(&self, into, works), TDDP_SYSTEM);
-    CHECK_CONTAINS(tddp_error_message(), "cannot start thread tddp-p2p");
+    CHECK_CONTAINS(tddp_error_message(), "cannot start thread tddp-blocking");
     check_nothing_has_begun(&self, into, works);
     CHECK_INT(setrlimit(RLIMIT_NPROC, &before), 0);
     drop_pair(&self);

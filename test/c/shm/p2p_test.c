@@ -195,7 +195,7 @@ static void many_at_once(shm_rank *it)
         works[i] = post_recv(it, place, peer, (uint32_t)i % 5);
     }
     CHECK_MEET(POSTED, it->size);
-    CHECK_INT(check_threads_named("tddp-p2p"), 0);
+    CHECK_INT(check_threads_named("tddp-blocking"), 0);
     CHECK_INT(check_threads_named("tddp-progress"), it->mode == SHM_PROCESSES ? 1 : 2);
     for (int i = 0; i < COUNT; i++) {
         tddp_buffer place = bytes_of(out + (size_t)i * MOST, sizes[i % 3]);
