@@ -332,7 +332,7 @@ static tddp_status await_wake(tddp_meeting *meeting, int64_t until_ns, tddp_canc
         const tddp_wait slice = {tddp_deadline_poll_ms(slice_ns < until_ns ? slice_ns : until_ns),
                                  cancel};
         status = tddp_store_wait(opts->store, &key, 1, &slice);
-        if (status == TDDP_TIMEOUT && opts->check && tddp_now_ns() < until_ns) {
+        if (status == TDDP_TIMEOUT && opts->check) {
             status = opts->check(opts->data);
             status = status ? status : TDDP_TIMEOUT;
         }

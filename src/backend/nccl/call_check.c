@@ -44,9 +44,10 @@ static tddp_status check_peer(tddp_nccl_call_checker *self, const tddp_op *op, i
 }
 
 static tddp_status give_calls(const tddp_nccl_call_checker *self, const tddp_op *op,
-                              tddp_meeting *meeting, tddp_nccl_limits limits)
+                              const tddp_meeting_opts *opts, tddp_nccl_limits limits)
 {
     const tddp_wait left = tddp_nccl_time_left(limits);
+    tddp_meeting *meeting = NULL;
     tddp_call *mine = calloc((size_t)self->size, sizeof *mine);
     if (!mine) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
@@ -55,7 +56,9 @@ static tddp_status give_calls(const tddp_nccl_call_checker *self, const tddp_op 
         mine[peer] = tddp_call_of(op, self->rank, peer);
     }
     const tddp_slice record = {(const char *)mine, (size_t)self->size * sizeof *mine};
-    tddp_status status = tddp_meeting_give(meeting, record, &left);
+    tddp_status status = tddp_meeting_open(opts, &meeting);
+    status = status ? status : tddp_meeting_give(meeting, record, &left);
+    tddp_meeting_close(meeting);
     free(mine);
     return status;
 }
@@ -79,29 +82,30 @@ static tddp_status check(tddp_nccl_call_checker *self, const tddp_op *op, tddp_n
 {
     char name[NAME_BYTES];
     tddp_meeting *meeting;
-    tddp_wait left = tddp_nccl_time_left(limits);
+    tddp_meeting_opts opts = {.store = self->store,
+                              .name = name,
+                              .rank = self->rank,
+                              .world_size = self->size,
+                              .giver = TDDP_MEETING_ALL};
     if (!self->calls) {
         self->calls = calloc((size_t)self->size, sizeof *self->calls);
         if (!self->calls) {
             return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
         }
     }
-    /* A connection of its own: a wait would keep that of the group from other threads. */
-    tddp_status status = self->own ? TDDP_OK : tddp_store_clone(self->store, &left, &self->own);
     (void)snprintf(name, sizeof name, "calls/%" PRIu64, op->sequence);
-    if (status == TDDP_OK) {
-        const tddp_meeting_opts opts = {.store = self->own,
-                                        .name = name,
-                                        .rank = self->rank,
-                                        .world_size = self->size,
-                                        .giver = TDDP_MEETING_ALL};
-        status = tddp_meeting_open(&opts, &meeting);
+    tddp_status status = give_calls(self, op, &opts, limits);
+    tddp_wait left = tddp_nccl_time_left(limits);
+    if (status == TDDP_OK && !self->own) {
+        /* A connection of its own: a wait would keep that of the group from other threads. */
+        status = tddp_store_clone(self->store, &left, &self->own);
     }
+    opts.store = self->own;
+    status = status ? status : tddp_meeting_open(&opts, &meeting);
     if (status) {
         return status;
     }
-    status = give_calls(self, op, meeting, limits);
-    status = status ? status : await_calls(meeting, limits);
+    status = await_calls(meeting, limits);
     for (int peer = 0; peer < self->size && status == TDDP_OK; peer++) {
         if (peer != self->rank) {
             status = check_peer(self, op, peer, tddp_meeting_records(meeting)[peer]);
