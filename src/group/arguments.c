@@ -79,7 +79,8 @@ static tddp_status check_no_list(const tddp_group *group, const tddp_op *op, con
 }
 
 /* The kinds with a piece on one side, and parts on the other. */
-static tddp_status read_halves(const tddp_group *group, const tddp_op_args *args, tddp_op *out)
+static tddp_status read_halves(const tddp_group *group, const tddp_op_args *args, bool listed,
+                               tddp_op *out)
 {
     const tddp_op_row *row = tddp_op_row_of(args->kind);
     const bool gathers = row->output == TDDP_SIDE_PARTS;
@@ -87,12 +88,15 @@ static tddp_status read_halves(const tddp_group *group, const tddp_op_args *args
         .piece_name = gathers ? "input" : "output",
         .piece = gathers ? &args->input : &args->output,
         .parts_name = gathers ? "outputs" : "inputs",
-        .parts = gathers ? args->outputs : args->inputs,
-        .count = gathers ? args->output_count : args->input_count,
+        .parts = !listed   ? NULL
+                 : gathers ? args->outputs
+                           : args->inputs,
+        .count = !listed   ? 0
+                 : gathers ? args->output_count
+                           : args->input_count,
         .joined_name = gathers ? "output" : "input",
         .joined = gathers ? &args->output : &args->input,
     };
-    const bool listed = of.parts || row->has_root;
     const bool has_parts = !row->has_root || args->root == group->rank;
     tddp_status status = !listed     ? check_joined(group, args->kind, &of)
                          : has_parts ? check_list(group, args->kind, &of)
@@ -175,12 +179,13 @@ static tddp_status read_buffer(const tddp_group *group, const tddp_op_args *args
     return tddp_group_check_buffer(group, args->kind, "buffer", &args->output);
 }
 
-tddp_status tddp_group_read_args(const tddp_group *group, const tddp_op_args *args, tddp_op *out)
+tddp_status tddp_group_read_args(const tddp_group *group, const tddp_op_args *args, bool listed,
+                                 tddp_op *out)
 {
     const tddp_op_row *row = tddp_op_row_of(args->kind);
     const bool in_parts = row->input == TDDP_SIDE_PARTS;
     const bool out_parts = row->output == TDDP_SIDE_PARTS;
-    const bool coalesced = args->kind == TDDP_OP_ALL_REDUCE && args->outputs;
+    const bool coalesced = args->kind == TDDP_OP_ALL_REDUCE && listed;
     tddp_status status = TDDP_OK;
     *out = (tddp_op){.kind = args->kind};
     if (row->has_root) {
@@ -190,7 +195,7 @@ tddp_status tddp_group_read_args(const tddp_group *group, const tddp_op_args *ar
     if (status == TDDP_OK && args->kind != TDDP_OP_BARRIER) {
         status = tddp_op_is_p2p(args->kind) ? read_message(group, args, out)
                  : in_parts && out_parts    ? read_exchange(group, args, out)
-                 : in_parts || out_parts    ? read_halves(group, args, out)
+                 : in_parts || out_parts    ? read_halves(group, args, listed || row->has_root, out)
                  : coalesced                ? read_coalesced(group, args, out)
                                             : read_buffer(group, args, out);
     }

@@ -7,7 +7,8 @@
 #include "base/options.h"
 #include "group/checks.h"
 
-static tddp_status start(tddp_group *group, const tddp_op_args *args, tddp_work **work)
+/* `listed`: the arguments have buffers in a list, where their kind may have one instead. */
+static tddp_status start(tddp_group *group, const tddp_op_args *args, bool listed, tddp_work **work)
 {
     tddp_op op;
     tddp_status status = tddp_group_check_call(group, args->kind);
@@ -15,10 +16,10 @@ static tddp_status start(tddp_group *group, const tddp_op_args *args, tddp_work 
     if (status) {
         return status;
     }
-    status = tddp_group_read_args(group, args, &op);
+    status = tddp_group_read_args(group, args, listed, &op);
     if (status == TDDP_OK) {
         status = tddp_op_is_p2p(args->kind) ? tddp_group_send_or_recv(group, &op, args, work)
-                 : args->kind == TDDP_OP_ALL_REDUCE && args->outputs
+                 : args->kind == TDDP_OP_ALL_REDUCE && listed
                      ? tddp_group_all_reduce_list(group, &op, args, work)
                      : tddp_group_submit(group, &op, args, work);
     }
@@ -46,7 +47,7 @@ tddp_status tddp_submit(tddp_group *group, const tddp_op_args *args, tddp_work *
         return tddp_fail(TDDP_INVALID_ARGUMENT, "operation of kind %d: expected 0 to %d",
                          (int)all.kind, (int)TDDP_OP_COUNT - 1);
     }
-    return start(group, &all, work);
+    return start(group, &all, all.inputs || all.outputs, work);
 }
 
 tddp_status tddp_batch_send_recv(tddp_group *group, const tddp_op_args *messages, size_t count,
@@ -101,10 +102,9 @@ tddp_status tddp_all_reduce(tddp_group *group, tddp_buffer buffer, tddp_reduce_o
     tddp_op_args args;
     init_args(&args, TDDP_OP_ALL_REDUCE);
     args.output = buffer;
-    args.outputs = NULL;
     args.reduce = op;
     args.premul = premul;
-    return start(group, &args, work);
+    return start(group, &args, false, work);
 }
 
 tddp_status tddp_all_reduce_coalesced(tddp_group *group, const tddp_buffer *buffers, size_t count,
@@ -116,7 +116,7 @@ tddp_status tddp_all_reduce_coalesced(tddp_group *group, const tddp_buffer *buff
     args.output_count = count;
     args.reduce = op;
     args.premul = premul;
-    return start(group, &args, work);
+    return start(group, &args, true, work);
 }
 
 tddp_status tddp_reduce(tddp_group *group, tddp_buffer buffer, tddp_reduce_op op, double premul,
@@ -128,7 +128,7 @@ tddp_status tddp_reduce(tddp_group *group, tddp_buffer buffer, tddp_reduce_op op
     args.reduce = op;
     args.premul = premul;
     args.root = root;
-    return start(group, &args, work);
+    return start(group, &args, false, work);
 }
 
 tddp_status tddp_broadcast(tddp_group *group, tddp_buffer buffer, int root, tddp_work **work)
@@ -137,14 +137,14 @@ tddp_status tddp_broadcast(tddp_group *group, tddp_buffer buffer, int root, tddp
     init_args(&args, TDDP_OP_BROADCAST);
     args.output = buffer;
     args.root = root;
-    return start(group, &args, work);
+    return start(group, &args, false, work);
 }
 
 tddp_status tddp_barrier(tddp_group *group, tddp_work **work)
 {
     tddp_op_args args;
     init_args(&args, TDDP_OP_BARRIER);
-    return start(group, &args, work);
+    return start(group, &args, false, work);
 }
 
 tddp_status tddp_all_gather(tddp_group *group, tddp_buffer input, tddp_buffer output,
@@ -154,8 +154,7 @@ tddp_status tddp_all_gather(tddp_group *group, tddp_buffer input, tddp_buffer ou
     init_args(&args, TDDP_OP_ALL_GATHER);
     args.input = input;
     args.output = output;
-    args.outputs = NULL;
-    return start(group, &args, work);
+    return start(group, &args, false, work);
 }
 
 tddp_status tddp_all_gather_list(tddp_group *group, tddp_buffer input, const tddp_buffer *outputs,
@@ -166,7 +165,7 @@ tddp_status tddp_all_gather_list(tddp_group *group, tddp_buffer input, const tdd
     args.input = input;
     args.outputs = outputs;
     args.output_count = count;
-    return start(group, &args, work);
+    return start(group, &args, true, work);
 }
 
 tddp_status tddp_gather(tddp_group *group, tddp_buffer input, const tddp_buffer *outputs,
@@ -178,7 +177,7 @@ tddp_status tddp_gather(tddp_group *group, tddp_buffer input, const tddp_buffer 
     args.outputs = outputs;
     args.output_count = count;
     args.root = root;
-    return start(group, &args, work);
+    return start(group, &args, true, work);
 }
 
 tddp_status tddp_scatter(tddp_group *group, tddp_buffer output, const tddp_buffer *inputs,
@@ -190,7 +189,7 @@ tddp_status tddp_scatter(tddp_group *group, tddp_buffer output, const tddp_buffe
     args.inputs = inputs;
     args.input_count = count;
     args.root = root;
-    return start(group, &args, work);
+    return start(group, &args, true, work);
 }
 
 tddp_status tddp_reduce_scatter(tddp_group *group, tddp_buffer input, tddp_buffer output,
@@ -200,10 +199,9 @@ tddp_status tddp_reduce_scatter(tddp_group *group, tddp_buffer input, tddp_buffe
     init_args(&args, TDDP_OP_REDUCE_SCATTER);
     args.input = input;
     args.output = output;
-    args.inputs = NULL;
     args.reduce = op;
     args.premul = premul;
-    return start(group, &args, work);
+    return start(group, &args, false, work);
 }
 
 tddp_status tddp_reduce_scatter_list(tddp_group *group, const tddp_buffer *inputs, size_t count,
@@ -217,7 +215,7 @@ tddp_status tddp_reduce_scatter_list(tddp_group *group, const tddp_buffer *input
     args.output = output;
     args.reduce = op;
     args.premul = premul;
-    return start(group, &args, work);
+    return start(group, &args, true, work);
 }
 
 tddp_status tddp_all_to_all(tddp_group *group, const tddp_buffer *inputs,
@@ -229,7 +227,7 @@ tddp_status tddp_all_to_all(tddp_group *group, const tddp_buffer *inputs,
     args.input_count = count;
     args.outputs = outputs;
     args.output_count = count;
-    return start(group, &args, work);
+    return start(group, &args, true, work);
 }
 
 tddp_status tddp_send(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag,
@@ -240,7 +238,7 @@ tddp_status tddp_send(tddp_group *group, tddp_buffer buffer, int peer, uint32_t 
     args.input = buffer;
     args.peer = peer;
     args.tag = tag;
-    return start(group, &args, work);
+    return start(group, &args, false, work);
 }
 
 tddp_status tddp_recv(tddp_group *group, tddp_buffer buffer, int peer, uint32_t tag,
@@ -251,5 +249,5 @@ tddp_status tddp_recv(tddp_group *group, tddp_buffer buffer, int peer, uint32_t 
     args.output = buffer;
     args.peer = peer;
     args.tag = tag;
-    return start(group, &args, work);
+    return start(group, &args, false, work);
 }

@@ -209,9 +209,11 @@ void tddp_group_leave(tddp_group *group);
 TDDP_NODISCARD tddp_status tddp_group_wait_for_leave(tddp_store *membership, int world_size,
                                                      int64_t incarnation, const tddp_wait *wait);
 
-/* arguments.c: checks the arguments that the kind has, and makes an operation of them. */
+/* arguments.c: checks the arguments that the kind has, and makes an operation of them. `listed`:
+ * they have buffers in a list, where the kind may have one instead; what a kind doesn't have is not
+ * read. */
 TDDP_NODISCARD tddp_status tddp_group_read_args(const tddp_group *group, const tddp_op_args *args,
-                                                tddp_op *out);
+                                                bool listed, tddp_op *out);
 
 /* Start an operation of which the arguments were read. In coalesce.c and p2p.c; of all others
  * tddp_group_submit(). */

@@ -322,7 +322,7 @@ tddp_status tddp_group_batch(tddp_group *group, const tddp_op_args *messages, si
     size_t made = 0;
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
         works[i] = NULL;
-        status = tddp_group_read_args(group, &messages[i], &ops[i]);
+        status = tddp_group_read_args(group, &messages[i], false, &ops[i]);
         together = together && status == TDDP_OK && goes_to_device(group, &messages[i]);
     }
     for (; made < count && status == TDDP_OK; made += status == TDDP_OK) {

@@ -24,11 +24,11 @@ tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op)
     return group->state >= TDDP_GROUP_ENDING ? tddp_group_fail_destroyed(group) : TDDP_OK;
 }
 
-/* Executes what is queued, and completes what has failed, until nothing is left. With the lock
- * held, which is released meanwhile. */
+/* Executes what is queued, and completes what has failed, until nothing is left, not even what a
+ * caller executes, which may put it back. With the lock held, which is released meanwhile. */
 static void run_queue(tddp_group *group)
 {
-    while (group->failed || group->head) {
+    while (group->failed || group->head || group->running) {
         if (tddp_group_p2p_complete_failed(group)) {
             continue;
         }
@@ -281,11 +281,11 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
     tddp_engine_remove(group);
     const tddp_group *before = tddp_group_set_current(group);
     pthread_mutex_lock(&group->mutex);
-    tddp_group_wake_progress(group); /* a thread that is reserved */
-    while (group->executor == TDDP_GROUP_EXECUTOR_RUNS) {
+    run_queue(group);
+    tddp_group_wake_progress(group); /* gives back a thread that is reserved */
+    while (group->executor != TDDP_GROUP_NO_EXECUTOR) {
         pthread_cond_wait(&group->idle, &group->mutex);
     }
-    run_queue(group);
     pthread_mutex_unlock(&group->mutex);
     (void)tddp_group_set_current(before);
     tddp_group_p2p_stop(group);
