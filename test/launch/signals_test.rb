@@ -209,7 +209,7 @@ class SignalsTest < LaunchCase
   # Ctrl-Z stops the workers with torchrun from their first moment on. (In a group of its own, whose leader has this process as
   # parent: in an orphaned one nobody stops.)
   def test_ctrl_z_as_soon_as_there_are_workers
-    stop = %q{kill -TSTP $(sed 's/.*) . //; s/ .*//' /proc/$PPID/stat); while [ ! -e go ]; do :; done}
+    stop = "kill -TSTP $(sed 's/.*) . //; s/ .*//' /proc/$PPID/stat); while [ ! -e go ]; do :; done"
     runs = 10.times.map { start(*shell(stop), pgroup: true) }
     states = -> { (marked - runs.map(&:agent)).map { |pid| state(pid) } }
     eventually(-> { "all to be stopped: #{states.call}" }) { states.call == ["T"] * 20 }
