@@ -2,12 +2,12 @@
  * @file group.h
  * @brief Process groups: ranks that execute the same operations in the same order.
  *
- * Operations are queued and executed in order, by a thread that is lent to the queue or, where the backend
- * supports it, by a thread that waits for one of them (also tddp_op_args.inline_us); sends and
- * receives start at once, beside the queue and each other. Each call returns a tddp_work through
- * `work` (caller: tddp_work_release()); with `work` NULL it waits instead (as tddp_work_wait() with
- * NULL). Arguments are checked before anything is sent. An operation uses its buffers' memory until
- * its work is done; arrays of buffers are copied.
+ * Operations are queued and executed in order, by a thread that is lent to the queue or, where the
+ * backend supports it, by a thread that waits for one of them (also tddp_op_args.inline_us); sends
+ * and receives start at once, beside the queue and each other. Each call returns a tddp_work
+ * through `work` (caller: tddp_work_release()); with `work` NULL it waits instead (as
+ * tddp_work_wait() with NULL). Arguments are checked before anything is sent. An operation uses its
+ * buffers' memory until its work is done; arrays of buffers are copied.
  *
  * Calls may come from several threads. The order in which operations queue must be the same on
  * every rank. Messages between two ranks with one tag match in the order of the calls, with one

@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 enum {
-    TDDP_MEETING_ALL = -1,         /**< a giver: each rank gives a record */
+    TDDP_MEETING_ALL = -1,         /**< a sender: each rank gives a record */
     TDDP_MEETING_TEXT_BYTES = 128, /**< of a list of ranks */
 };
 
@@ -37,7 +37,7 @@ typedef struct tddp_meeting_opts {
     const char *name;
     int rank;
     int world_size;
-    int giver;        /**< the one rank that gives a record, or TDDP_MEETING_ALL */
+    int sender;       /**< the one rank that gives a record, or TDDP_MEETING_ALL */
     const int *names; /**< what texts call the ranks; NULL: by their numbers */
     /** Called about every `check_ms` milliseconds while tddp_meeting_await() waits; an error ends
      * the wait. NULL: nothing is. */

@@ -56,7 +56,7 @@ static void clear(tddp_meeting *meeting)
     const size_t count = (size_t)meeting->opts.world_size;
     memset(meeting->records, 0, count * sizeof *meeting->records);
     memset(meeting->failures, 0, count * sizeof *meeting->failures);
-    meeting->missing = meeting->opts.giver == TDDP_MEETING_ALL ? (int)count : 1;
+    meeting->missing = meeting->opts.sender == TDDP_MEETING_ALL ? (int)count : 1;
     meeting->first_failed = -1;
     meeting->complete = false;
 }
@@ -132,7 +132,7 @@ static const char *read_head(const char *at, const char *end, int *rank, int *wo
 
 static void take_entry(tddp_meeting *meeting, char kind, int rank, tddp_slice text)
 {
-    const bool needed = meeting->opts.giver == TDDP_MEETING_ALL || meeting->opts.giver == rank;
+    const bool needed = meeting->opts.sender == TDDP_MEETING_ALL || meeting->opts.sender == rank;
     if (kind == '!') {
         meeting->failures[rank] = text;
         meeting->first_failed = meeting->first_failed < 0 ? rank : meeting->first_failed;
@@ -206,7 +206,7 @@ int tddp_meeting_missing(const tddp_meeting *meeting, char text[TDDP_MEETING_TEX
     int shown = 0;
     text[0] = '\0';
     for (int rank = 0; rank < meeting->opts.world_size && shown < NAMES_SHOWN; rank++) {
-        const bool needed = meeting->opts.giver < 0 || meeting->opts.giver == rank;
+        const bool needed = meeting->opts.sender < 0 || meeting->opts.sender == rank;
         if (needed && !meeting->records[rank].data) {
             used += (size_t)snprintf(text + used, TDDP_MEETING_TEXT_BYTES - used, "%s%d",
                                      used ? ", " : "", name_of(&meeting->opts, rank));
@@ -239,7 +239,7 @@ tddp_status tddp_meeting_give(tddp_meeting *meeting, tddp_slice record, const td
     char key[KEY_BYTES];
     int64_t arrived = meeting->opts.world_size;
     tddp_status status = add_entry(meeting, '+', record, wait);
-    if (status == TDDP_OK && meeting->opts.giver == TDDP_MEETING_ALL) {
+    if (status == TDDP_OK && meeting->opts.sender == TDDP_MEETING_ALL) {
         status = tddp_store_add(meeting->opts.store, key_of(meeting->name, "arrived", key), 1, wait,
                                 &arrived);
     }
@@ -254,7 +254,7 @@ tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, int gave, const tddp_wa
     int64_t arrived;
     int deleted;
     tddp_status status = add_entry(meeting, '-', (tddp_slice){"", 0}, wait);
-    if (status == TDDP_OK && gave && meeting->opts.giver == TDDP_MEETING_ALL) {
+    if (status == TDDP_OK && gave && meeting->opts.sender == TDDP_MEETING_ALL) {
         status = tddp_store_add(meeting->opts.store, key_of(meeting->name, "arrived", key), -1,
                                 wait, &arrived);
     }

@@ -149,7 +149,7 @@ static tddp_meeting_opts meeting_of(const tddp_group *group)
                                .name = "arrivals",
                                .rank = group->rank,
                                .world_size = group->world_size,
-                               .giver = TDDP_MEETING_ALL};
+                               .sender = TDDP_MEETING_ALL};
 }
 
 tddp_status tddp_arrivals_exchange(tddp_group *group, const tddp_wait *wait, int64_t deadline)

@@ -244,7 +244,7 @@ static tddp_status run(barrier *self)
                                      .name = self->name,
                                      .rank = self->group->rank,
                                      .world_size = self->group->world_size,
-                                     .giver = TDDP_MEETING_ALL,
+                                     .sender = TDDP_MEETING_ALL,
                                      .check = check_peers,
                                      .data = self,
                                      .check_ms = SLICE_MS};

@@ -102,7 +102,7 @@ tddp_meeting_opts meeting_of(const tddp_backend_opts &opts)
     made.name = "gloo";
     made.rank = opts.rank;
     made.world_size = opts.world_size;
-    made.giver = TDDP_MEETING_ALL;
+    made.sender = TDDP_MEETING_ALL;
     made.names = opts.names;
     made.check = opts.check;
     made.data = opts.check_data;

@@ -91,7 +91,7 @@ static tddp_status await_all(tddp_hosts *self, tddp_store *store, int64_t deadli
                                     .name = "global",
                                     .rank = self->rank,
                                     .world_size = self->world_size,
-                                    .giver = TDDP_MEETING_ALL,
+                                    .sender = TDDP_MEETING_ALL,
                                     .names = self->names,
                                     .check = check_ranks,
                                     .data = self,

@@ -64,7 +64,7 @@ static tddp_status exchange_places(const tddp_backend_opts *opts, const tddp_wai
                                             .name = "mpi",
                                             .rank = opts->rank,
                                             .world_size = opts->world_size,
-                                            .giver = TDDP_MEETING_ALL,
+                                            .sender = TDDP_MEETING_ALL,
                                             .names = opts->names,
                                             .check = opts->check,
                                             .data = opts->check_data,

@@ -86,7 +86,7 @@ static tddp_status check(tddp_nccl_call_checker *self, const tddp_op *op, tddp_n
                               .name = name,
                               .rank = self->rank,
                               .world_size = self->size,
-                              .giver = TDDP_MEETING_ALL};
+                              .sender = TDDP_MEETING_ALL};
     if (!self->calls) {
         self->calls = calloc((size_t)self->size, sizeof *self->calls);
         if (!self->calls) {

@@ -57,7 +57,7 @@ tddp_status tddp_nccl_share_id(const tddp_nccl_libraries *libraries, tddp_store 
      * them may have to give what the other ranks wait for. */
     tddp_status status = rank == 0 ? TDDP_OK : tddp_store_clone(store, &left, &own);
     const tddp_meeting_opts opts = {
-        .store = own ? own : store, .name = key, .rank = rank, .world_size = size, .giver = 0};
+        .store = own ? own : store, .name = key, .rank = rank, .world_size = size, .sender = 0};
     status = status ? status : tddp_meeting_open(&opts, &meeting);
     if (status == TDDP_OK) {
         left = tddp_nccl_time_left(limits);

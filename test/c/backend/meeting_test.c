@@ -17,10 +17,10 @@ static const tddp_wait now = {0, NULL};
 
 static tddp_store *store;
 
-static tddp_meeting_opts opts_of(const char *name, int rank, int giver)
+static tddp_meeting_opts opts_of(const char *name, int rank, int sender)
 {
     return (tddp_meeting_opts){
-        .store = store, .name = name, .rank = rank, .world_size = WORLD, .giver = giver};
+        .store = store, .name = name, .rank = rank, .world_size = WORLD, .sender = sender};
 }
 
 static tddp_meeting *open_with(const tddp_meeting_opts *opts)
@@ -30,9 +30,9 @@ static tddp_meeting *open_with(const tddp_meeting_opts *opts)
     return made;
 }
 
-static tddp_meeting *open_meeting(const char *name, int rank, int giver)
+static tddp_meeting *open_meeting(const char *name, int rank, int sender)
 {
-    const tddp_meeting_opts opts = opts_of(name, rank, giver);
+    const tddp_meeting_opts opts = opts_of(name, rank, sender);
     return open_with(&opts);
 }
 
@@ -115,15 +115,15 @@ static void fail(const char *name, int rank, const char *reason)
     tddp_meeting_fail(&opts, reason);
 }
 
-/* What a rank does in one step: a character of a course's text. */
-typedef struct course {
+/* What a rank does in one step: a character of a text. */
+typedef struct story {
     tddp_meeting *of[WORLD];
     const char *given[WORLD]; /* the record that counts; NULL: none */
     int failed;               /* the first rank that has; -1: none */
     bool complete;            /* before that */
-} course;
+} story;
 
-static void step(course *self, int rank, char what)
+static void step(story *self, int rank, char what)
 {
     static const char *const records[] = {"a", "", "c c"};
     tddp_meeting *meeting = self->of[rank];
@@ -137,7 +137,7 @@ static void step(course *self, int rank, char what)
         self->given[rank] = NULL;
         break;
     case '!':
-        fail("course", rank, "it broke");
+        fail("story", rank, "it broke");
         self->failed = self->failed < 0 ? rank : self->failed;
         break;
     }
@@ -146,7 +146,7 @@ static void step(course *self, int rank, char what)
 }
 
 /* What is there is what was done, whoever looks; and nobody waits for what will not come. */
-static void check_course(course *self)
+static void check_story(story *self)
 {
     for (int rank = 0; rank < WORLD; rank++) {
         tddp_status status = tddp_meeting_await(self->of[rank], &now);
@@ -182,14 +182,14 @@ static void each_order(char *taken, int used, const char *const left[WORLD])
     if (any) {
         return;
     }
-    course self = {.failed = -1};
+    story self = {.failed = -1};
     set_up();
     for (int rank = 0; rank < WORLD; rank++) {
-        self.of[rank] = open_meeting("course", rank, TDDP_MEETING_ALL);
+        self.of[rank] = open_meeting("story", rank, TDDP_MEETING_ALL);
     }
     for (int i = 0; i < used; i += 2) {
         step(&self, taken[i] - '0', taken[i + 1]);
-        check_course(&self);
+        check_story(&self);
     }
     for (int rank = 0; rank < WORLD; rank++) {
         tddp_meeting_close(self.of[rank]);
@@ -215,14 +215,14 @@ TEST(one_gives_for_all)
 {
     static const char *const only[] = {NULL, "for all", NULL};
     set_up();
-    tddp_meeting *giver = open_meeting("id", 1, 1);
+    tddp_meeting *sender = open_meeting("id", 1, 1);
     tddp_meeting *other = open_meeting("id", 2, 1);
     CHECK_STATUS(tddp_meeting_await(other, &now), TDDP_TIMEOUT);
     CHECK_TEXT(tddp_error_message(), "rank(s) 1 of 3 did not arrive in time");
-    CHECK_OK(tddp_meeting_give(giver, text_of("for all"), &patient));
+    CHECK_OK(tddp_meeting_give(sender, text_of("for all"), &patient));
     CHECK_OK(tddp_meeting_await(other, &patient));
     check_records(other, only);
-    tddp_meeting_close(giver);
+    tddp_meeting_close(sender);
     tddp_meeting_close(other);
     tddp_store_release(store);
 }
@@ -231,13 +231,13 @@ TEST(bytes_of_any_kind)
 {
     static const char bytes[] = "\0+1 3 2\n\n\xFF!0 3 1\nx\0failed: ";
     set_up();
-    tddp_meeting *giver = open_meeting("id", 0, 0);
+    tddp_meeting *sender = open_meeting("id", 0, 0);
     tddp_meeting *other = open_meeting("id", 2, 0);
-    CHECK_OK(tddp_meeting_give(giver, (tddp_slice){bytes, sizeof bytes}, &patient));
+    CHECK_OK(tddp_meeting_give(sender, (tddp_slice){bytes, sizeof bytes}, &patient));
     CHECK_OK(tddp_meeting_await(other, &patient));
     CHECK_INT(tddp_meeting_records(other)[0].size, sizeof bytes);
     CHECK(memcmp(tddp_meeting_records(other)[0].data, bytes, sizeof bytes) == 0);
-    tddp_meeting_close(giver);
+    tddp_meeting_close(sender);
     tddp_meeting_close(other);
     tddp_store_release(store);
 }

@@ -143,7 +143,7 @@ MULTI_TEST(a_rank_publishes_one_small_record, 4, 20)
                                     .name = "gloo",
                                     .rank = rank,
                                     .world_size = world_size,
-                                    .giver = TDDP_MEETING_ALL};
+                                    .sender = TDDP_MEETING_ALL};
     CHECK_OK(tddp_meeting_open(&opts, &meeting));
     CHECK_OK(tddp_meeting_read(meeting, NULL));
     for (int other = 0; other < world_size; other++) {

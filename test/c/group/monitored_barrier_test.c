@@ -46,7 +46,7 @@ static int has_arrived(tddp_group *group, int rank)
                                     .name = "monitored/1",
                                     .rank = 0,
                                     .world_size = 4,
-                                    .giver = TDDP_MEETING_ALL};
+                                    .sender = TDDP_MEETING_ALL};
     CHECK_OK(tddp_meeting_open(&opts, &meeting));
     CHECK_OK(tddp_meeting_read(meeting, NULL));
     int has = tddp_meeting_records(meeting)[rank].data != NULL;

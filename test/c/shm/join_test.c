@@ -307,7 +307,7 @@ static tddp_meeting *first_meeting(const shm_rank *it)
                                     .name = "shm/0/0",
                                     .rank = it->rank,
                                     .world_size = it->size,
-                                    .giver = TDDP_MEETING_ALL};
+                                    .sender = TDDP_MEETING_ALL};
     CHECK_OK(tddp_meeting_open(&opts, &made));
     return made;
 }
