@@ -1,6 +1,7 @@
 /* Threads that are lent to calls: as many as there are calls under way, and none for long after. */
 #include <sched.h>
 #include <stdatomic.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,20 +45,31 @@ TEST(no_call_waits_for_another_ones_thread)
     CHECK_UNTIL(check_threads_named(name) == 0);
 }
 
-/* Also one that was started for a reservation that was given back. */
-TEST(a_thread_serves_again_and_ends)
+static void tell_thread(void *context, void *data)
 {
+    (void)data;
+    *(pid_t *)context = (pid_t)syscall(SYS_gettid);
+    check_signal(DONE);
+}
+
+/* Also one that was started for a reservation that was given back. */
+TEST(a_thread_serves_again)
+{
+    pid_t first = 0;
     tddp_blocking_idle_ms = 60000;
     CHECK_OK(tddp_blocking_reserve());
     tddp_blocking_release();
-    for (int i = 1; i <= 1000; i++) {
-        tddp_blocking_call call = {.run = signal_all};
+    for (int i = 1; i <= 100; i++) {
+        pid_t thread = 0;
+        tddp_blocking_call call = {.run = tell_thread, .context = &thread};
         CHECK_OK(tddp_blocking_reserve());
         tddp_blocking_start(&call);
         CHECK_AWAIT(DONE, i);
+        first = first ? first : thread;
+        CHECK_INT(thread, first);
+        CHECK_AWAIT_ASLEEP(thread); /* it waits for the next call */
     }
-    /* One may have been about to wait when the next call came. */
-    CHECK(check_threads_named(name) <= 2);
+    CHECK_INT(check_threads_named(name), 1);
 }
 
 /* It stays for what it is reserved for, however long that takes. */
