@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "backend/devices/devices.h"
+#include "backend/fake/fake.h"
 #include "backend/hosts/hosts.h"
 #include "backend/shm/shm.h"
 #include "backend/staging/staging.h"
@@ -112,12 +113,24 @@ static tddp_status join_if_useful(const tddp_backend_v1 *requested, const tddp_b
     return status;
 }
 
+static tddp_status open_with_faults(const tddp_backend_opts *opts, const tddp_wait *wait,
+                                    tddp_inner *out)
+{
+    const tddp_backend_v1 *beneath;
+    tddp_status status = tddp_fake_inner(opts->rank, &beneath);
+    status = status ? status : tddp_backend_open_inner(beneath, opts, wait, out);
+    return status ? status : tddp_fake_wrap(opts->rank, out);
+}
+
 tddp_status tddp_backend_open_inner(const tddp_backend_v1 *requested, const tddp_backend_opts *opts,
                                     const tddp_wait *wait, tddp_inner *out)
 {
     const tddp_devices *several = tddp_devices_of(requested);
     if (several) {
         return tddp_devices_open(several, opts, wait, out);
+    }
+    if (requested == tddp_fake_backend()) {
+        return open_with_faults(opts, wait, out);
     }
     int64_t deadline = tddp_wait_deadline(wait, opts->timeout_ms);
     tddp_wait left = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};

@@ -1,60 +1,215 @@
 /*
- * The `fake` backend's table and contexts. One thread creates and destroys a context; abort() may
- * be called on any, and only triggers a cancel token, which all waits watch.
+ * See fake.h. A group with faults has a copy of the table beneath, in which those functions look
+ * its faults up by its context that begin or end an operation.
+ *
+ * Invariant: a context is in the list from its opening to its destroy(); only its `delay` changes,
+ * by the one thread that runs its operation.
  */
+#include "backend/fake/fake.h"
+
 #include <stdlib.h>
+#include <string.h>
 
-#include "backend/fake/context.h"
+#include "backend/fake/faults.h"
 
-tddp_status tddp_fake_translate(const tddp_fake_context *self, tddp_status status)
+typedef struct faulty {
+    tddp_inner inner;
+    tddp_fake_faults faults;
+    tddp_cancel *aborted;
+    uint64_t delayed; /* the collective that runs, */
+    int64_t until;    /* and when its delay is over */
+    struct faulty *next;
+} faulty;
+
+/* Of a message, or an operation on a device. */
+typedef struct fake_request {
+    tddp_inner_request posted; /* first member: wrapper.c's functions take it. `request` is NULL if
+                                  the backend beneath hasn't got the message */
+    faulty *of;
+    const tddp_op *op;
+    int64_t until;
+} fake_request;
+
+/* Process-wide, like the tables. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static faulty *all;
+
+static faulty *find(const void *context)
 {
-    if (status == TDDP_CANCELED && tddp_cancel_triggered(self->cancel)) {
-        return tddp_fail(TDDP_GROUP_FAILED, "aborted");
+    pthread_mutex_lock(&lock);
+    faulty *each = all;
+    while (each && each->inner.context != context) {
+        each = each->next;
     }
+    pthread_mutex_unlock(&lock);
+    return each;
+}
+
+static void remove_from_list(const faulty *self)
+{
+    pthread_mutex_lock(&lock);
+    faulty **at = &all;
+    while (*at != self) {
+        at = &(*at)->next;
+    }
+    *at = self->next;
+    pthread_mutex_unlock(&lock);
+}
+
+/* --- operations ------------------------------------------------------------------------------ */
+
+static tddp_status run(void *context, const tddp_op *op)
+{
+    faulty *self = find(context);
+    self->until = self->delayed == op->sequence ? self->until : 0;
+    self->delayed = op->sequence;
+    tddp_status status = tddp_fake_before(&self->faults, op, self->aborted, &self->until);
+    return status ? status : self->inner.backend->run[op->kind](context, op);
+}
+
+static tddp_status post(void *context, const tddp_op *op, void **out)
+{
+    faulty *self = find(context);
+    const bool queued = !tddp_op_is_p2p(op->kind) || op->input.device_type != TDDP_CPU;
+    fake_request *made = tddp_alloc(sizeof *made);
+    tddp_status status = made ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    if (status == TDDP_OK && !queued && (int64_t)op->sequence == self->faults.post_fail_at) {
+        status = tddp_fail(TDDP_NETWORK, "asked to fail by TDDP_FAKE");
+    }
+    if (status == TDDP_OK && (queued || !tddp_fake_ends(&self->faults, op))) {
+        status = self->inner.backend->post(context, op, &made->posted.request);
+    }
+    if (status) {
+        free(made);
+        return status;
+    }
+    made->posted.inner = &self->inner;
+    made->of = self;
+    made->op = op;
+    *out = made;
+    return TDDP_OK;
+}
+
+/* What is on a device's queue had its faults when it was launched. */
+static tddp_status finish(void *context, void *request, int *source)
+{
+    fake_request *made = request;
+    faulty *self = made->of;
+    const bool queued = self->inner.backend->launch && made->op->input.device_type != TDDP_CPU;
+    tddp_status status =
+        queued ? TDDP_OK : tddp_fake_before(&self->faults, made->op, self->aborted, &made->until);
+    if (status == TDDP_CANCELED) {
+        return status;
+    }
+    if (made->posted.request) { /* also if it was aborted: the request has to be freed */
+        return tddp_inner_finish(context, request, source);
+    }
+    free(made);
     return status;
 }
 
-static void destroy(void *data)
+static tddp_status launch(void *context, void *request)
 {
-    tddp_fake_context *self = data;
-    if (self) {
-        tddp_fake_p2p_free(&self->p2p);
-        tddp_store_release(self->store);
-        tddp_cancel_free(self->cancel);
-        free(self);
-    }
+    fake_request *made = request;
+    faulty *self = made->of;
+    tddp_status status = tddp_fake_before(&self->faults, made->op, self->aborted, &made->until);
+    return status ? status : tddp_inner_launch(context, request);
 }
 
-static void abort_all(void *data)
+/* --- contexts -------------------------------------------------------------------------------- */
+
+static void abort_all(void *context)
 {
-    tddp_fake_context *self = data;
-    tddp_cancel_trigger(self->cancel);
+    const faulty *self = find(context);
+    tddp_cancel_trigger(self->aborted);
+    self->inner.backend->abort(context);
 }
 
-static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **out)
+static void destroy(void *context)
 {
-    (void)wait;
-    tddp_fake_context *self = tddp_alloc(sizeof *self);
-    if (!self) {
-        return TDDP_OUT_OF_MEMORY;
+    faulty *self = find(context);
+    remove_from_list(self);
+    self->inner.backend->destroy(context);
+    tddp_cancel_free(self->aborted);
+    free(self);
+}
+
+static tddp_status fill(tddp_wrapper *self)
+{
+    const tddp_backend_v1 *inner = self->inner[0];
+    memcpy(&self->table, inner, inner->size < sizeof *inner ? inner->size : sizeof *inner);
+    self->table.abort = abort_all;
+    self->table.destroy = destroy;
+    self->table.post = inner->post ? post : NULL;
+    self->table.finish = inner->post ? finish : NULL;
+    self->table.launch = inner->launch ? launch : NULL;
+    self->table.order = inner->order ? tddp_inner_order : NULL;
+    self->table.await = inner->await ? tddp_inner_await : NULL;
+    self->table.launches_at_once = NULL; /* a delay is waited for */
+    self->table.probe = NULL;            /* of communicators between hosts: none has faults */
+    self->table.drop = NULL;
+    for (uint32_t kind = 0; kind < inner->op_count; kind++) {
+        self->table.run[kind] = inner->run[kind] ? run : NULL;
     }
-    pthread_mutex_init(&self->p2p.mutex, NULL);
-    self->rank = opts->rank;
-    self->world_size = opts->world_size;
-    tddp_status status = tddp_fake_read_faults(opts->rank, &self->faults);
-    if (status == TDDP_OK && self->faults.create_fail) {
-        status = tddp_fail(TDDP_NETWORK, "asked to fail by TDDP_FAKE");
+    return TDDP_OK;
+}
+
+tddp_status tddp_fake_wrap(int rank, tddp_inner *inner)
+{
+    const tddp_backend_v1 *const wrapped[TDDP_MAX_INNER] = {inner->backend};
+    const tddp_backend_v1 *table;
+    tddp_fake_faults faults;
+    tddp_status status = tddp_fake_read_faults(rank, &faults);
+    if (status == TDDP_OK && !faults.any) {
+        return TDDP_OK;
     }
-    if (status == TDDP_OK) {
-        status = tddp_cancel_create(&self->cancel);
-    }
+    faulty *made = status ? NULL : tddp_alloc(sizeof *made);
+    status = status ? status : made ? tddp_cancel_create(&made->aborted) : TDDP_OUT_OF_MEMORY;
+    status = status ? status : tddp_wrapper_table(fill, wrapped, &table);
     if (status) {
-        destroy(self);
+        if (made) {
+            tddp_cancel_free(made->aborted);
+        }
+        free(made);
+        tddp_inner_close(inner);
         return status;
     }
-    self->store = tddp_store_retain(opts->store);
-    *out = self;
+    made->inner = *inner;
+    made->faults = faults;
+    pthread_mutex_lock(&lock);
+    made->next = all;
+    all = made;
+    pthread_mutex_unlock(&lock);
+    inner->backend = table;
     return TDDP_OK;
+}
+
+tddp_status tddp_fake_inner(int rank, const tddp_backend_v1 **out)
+{
+    tddp_fake_faults faults;
+    tddp_status status = tddp_fake_read_faults(rank, &faults);
+    if (status == TDDP_OK && faults.create_fail) {
+        status = tddp_fail(TDDP_NETWORK, "asked to fail by TDDP_FAKE");
+    }
+    if (status == TDDP_OK && strcmp(faults.over, "fake") == 0) {
+        status = tddp_fail(TDDP_INVALID_ARGUMENT, "TDDP_FAKE: over=fake: expected another backend");
+    }
+    return status ? status : tddp_backend_find(faults.over, out);
+}
+
+/* --- the name -------------------------------------------------------------------------------- */
+
+static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **context)
+{
+    (void)opts;
+    (void)wait;
+    (void)context;
+    return tddp_fail(TDDP_UNSUPPORTED, "fake: only groups can have faults");
+}
+
+static void ignore(void *context)
+{
+    (void)context;
 }
 
 const tddp_backend_v1 *tddp_fake_backend(void)
@@ -65,23 +220,8 @@ const tddp_backend_v1 *tddp_fake_backend(void)
         .name = "fake",
         .device_types = 1u << TDDP_CPU,
         .create = create,
-        .abort = abort_all,
-        .destroy = destroy,
-        .post = tddp_fake_post,
-        .finish = tddp_fake_finish,
-        .op_count = TDDP_OP_COUNT,
-        .run =
-            {
-                [TDDP_OP_ALL_REDUCE] = tddp_fake_run,
-                [TDDP_OP_BROADCAST] = tddp_fake_run,
-                [TDDP_OP_BARRIER] = tddp_fake_run,
-                [TDDP_OP_ALL_GATHER] = tddp_fake_run,
-                [TDDP_OP_REDUCE_SCATTER] = tddp_fake_run,
-                [TDDP_OP_REDUCE] = tddp_fake_run,
-                [TDDP_OP_GATHER] = tddp_fake_run,
-                [TDDP_OP_SCATTER] = tddp_fake_run,
-                [TDDP_OP_ALL_TO_ALL] = tddp_fake_run,
-            },
+        .abort = ignore,
+        .destroy = ignore,
     };
     return &backend;
 }

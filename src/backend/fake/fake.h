@@ -1,12 +1,9 @@
 /*
- * The `fake` backend: correct results in the simplest way, and faults on demand, for tests of
- * everything above backends. It works wherever ranks share a store: threads with a hash store,
- * processes with a file or TCP store. In each operation every rank sets a key, reads all others'
- * and computes the result itself. So it is slow, and a rank's data must fit into a value of the
- * store.
+ * The `fake` backend: another backend with faults on demand, for tests of everything above it.
  *
- * TDDP_FAKE, read when a group is created, requests faults, separated by commas.
+ * TDDP_FAKE, read when a group is created, says which, separated by commas.
  *
+ *     over=NAME       the backend beneath, any that is found by that name; shm unless given
  *     delay_ms=N      each operation takes N milliseconds longer
  *     fail_at=N       the group's Nth operation returns TDDP_NETWORK
  *     drop_at=N       the Nth operation never ends: it waits for its timeout or for abort()
@@ -17,12 +14,24 @@
  *     post_fail_at=N  the Nth send or receive cannot be posted: TDDP_NETWORK
  *     create_fail=1   the group cannot be created: TDDP_NETWORK
  *     rank=N          only on rank N of the group
+ *
+ * The context is that of the backend beneath, which never gets an operation with a fault. Without
+ * faults its own table serves the group.
  */
 #ifndef TDDP_BACKEND_FAKE_H
 #define TDDP_BACKEND_FAKE_H
 
-#include <tddp/backend.h>
+#include "backend/wrapper.h"
 
+/* What a group asks for; open.c opens the backend beneath instead, and wraps it. */
 const tddp_backend_v1 *tddp_fake_backend(void);
+
+/* The backend beneath. Errors: those of tddp_backend_find(); TDDP_INVALID_ARGUMENT: TDDP_FAKE is
+ * malformed; TDDP_NETWORK: asked for. */
+TDDP_NODISCARD tddp_status tddp_fake_inner(int rank, const tddp_backend_v1 **out);
+
+/* The table that serves the open backend with the faults; closes it on failure. Both are unchanged
+ * if there are none for this rank. */
+TDDP_NODISCARD tddp_status tddp_fake_wrap(int rank, tddp_inner *inner);
 
 #endif

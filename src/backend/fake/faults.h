@@ -2,9 +2,15 @@
 #ifndef TDDP_BACKEND_FAKE_FAULTS_H
 #define TDDP_BACKEND_FAKE_FAULTS_H
 
-#include "backend/fake/fake.h"
+#include <tddp/backend.h>
+
+#include "base/base.h"
+
+enum { TDDP_FAKE_NAME_BYTES = 33 };
 
 typedef struct tddp_fake_faults {
+    char over[TDDP_FAKE_NAME_BYTES]; /* the backend beneath, on all ranks */
+    int any;                         /* there are some on this rank */
     int64_t delay_ms;
     int64_t fail_at;
     int64_t drop_at;
@@ -16,11 +22,16 @@ typedef struct tddp_fake_faults {
     int64_t create_fail;
 } tddp_fake_faults;
 
-/* Parses TDDP_FAKE; all zero if it is unset or for another rank. */
+/* Parses TDDP_FAKE. */
 TDDP_NODISCARD tddp_status tddp_fake_read_faults(int rank, tddp_fake_faults *out);
 
-/* Delays, drops or fails an operation that is about to run. */
+/* Whether the backend beneath must not get the operation at all. */
+bool tddp_fake_ends(const tddp_fake_faults *faults, const tddp_op *op);
+
+/* Delays an operation, then drops or fails it. `*until`, 0 at first, is when its delay is over:
+ * TDDP_CANCELED, once the operation's token is triggered, leaves the rest of it. TDDP_GROUP_FAILED:
+ * `aborted` was triggered. */
 TDDP_NODISCARD tddp_status tddp_fake_before(const tddp_fake_faults *faults, const tddp_op *op,
-                                            tddp_cancel *cancel);
+                                            const tddp_cancel *aborted, int64_t *until);
 
 #endif

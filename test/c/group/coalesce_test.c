@@ -193,7 +193,6 @@ static void second_step_fails(int rank, int world, tddp_store *store, void *data
 
 TEST(a_later_step_that_fails_fails_the_work)
 {
-    needs_fake();
     setenv("TDDP_FAKE", "lose_at=2", 1);
     run_ranks(2, second_step_fails, NULL);
 }

@@ -19,7 +19,6 @@ static tddp_slice slice(const char *text)
 
 static tddp_group *group_at(tddp_store *store, int rank, int world_size)
 {
-    needs_fake();
     return make_group("fake", rank, world_size, store, 20000);
 }
 

@@ -216,7 +216,6 @@ TEST(an_interrupted_leader_is_named)
 
 TEST(it_is_refused_where_operations_are)
 {
-    needs_fake();
     CHECK_STATUS(tddp_monitored_barrier(NULL, 0, 0, NULL), TDDP_INVALID_ARGUMENT);
     tddp_store *store;
     CHECK_OK(tddp_hash_store_create(5000, &store));

@@ -403,7 +403,6 @@ static void quarrel_once(int rank, int world, tddp_store *store, void *data)
 
 TEST(a_mismatch_is_raised_on_all_ranks)
 {
-    needs_fake();
     quarrels all[] = {
         {other_roots, "root 1"},
         {other_operations, "runs barrier"},

@@ -49,21 +49,6 @@ static inline void run_ranks(int world_size, rank_body body, void *data)
     tddp_store_release(store);
 }
 
-/* TDDP_TEST_CARRIER may stand in for "fake" where no faults are asked of it. */
-static inline const char *carrier_of(const char *backend)
-{
-    const char *other = getenv("TDDP_TEST_CARRIER");
-    return other && strcmp(backend, "fake") == 0 ? other : backend;
-}
-
-/* For tests of what "fake" alone says or does. */
-static inline void needs_fake(void)
-{
-    if (strcmp(carrier_of("fake"), "fake") != 0) {
-        check_skip("it is about the backend \"fake\"");
-    }
-}
-
 /* The time of its operations from now on. */
 static inline void limit_to(tddp_group *group, int64_t ms)
 {
@@ -74,7 +59,7 @@ static inline tddp_group *make_group(const char *backend, int rank, int world_si
                                      tddp_store *store, int64_t timeout_ms)
 {
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    opts.backend = carrier_of(backend);
+    opts.backend = backend;
     opts.store = store;
     opts.rank = rank;
     opts.world_size = world_size;
