@@ -39,8 +39,8 @@ typedef struct tddp_meeting_opts {
     int world_size;
     int sender;       /**< the one rank that gives a record, or TDDP_MEETING_ALL */
     const int *names; /**< what texts call the ranks; NULL: by their numbers */
-    /** Called about every `check_ms` milliseconds while tddp_meeting_await() waits; an error ends
-     * the wait. NULL: nothing is. */
+    /** Called about every `check_ms` milliseconds while tddp_meeting_await() waits; an error other
+     * than TDDP_TIMEOUT ends the wait. NULL: nothing is. */
     tddp_status (*check)(void *data);
     void *data;
     int check_ms;
@@ -53,14 +53,18 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_open(const tddp_meeting_opts *o
 /** Frees it with its records; its keys stay. NULL is fine. */
 TDDP_API void tddp_meeting_close(tddp_meeting *meeting);
 
-/** Gives this rank's record, of any bytes: once, or again after tddp_meeting_withdraw(). */
+/** Gives this rank's record, of any bytes, all ranks' together at most some MiB (a store's longest
+ * value): once, or again after tddp_meeting_withdraw(). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_give(tddp_meeting *meeting, tddp_slice record,
                                                       const tddp_wait *wait);
 
-/** Returns once all records are there. Errors: TDDP_TIMEOUT, with the ranks that are missing in the
- * text; TDDP_PEER_LOST: a rank has failed before all had arrived, see tddp_meeting_failure(); what
- * tddp_meeting_read() and the check return; the store's. Of records and failures the one that is in
- * the store first counts, for all ranks. */
+/** Whether this rank's record is in the store, also if the last tddp_meeting_give() has failed. */
+TDDP_API int tddp_meeting_gave(const tddp_meeting *meeting);
+
+/** Returns once all records are there; `wait` NULL: however long that takes. Errors: TDDP_TIMEOUT,
+ * with the ranks that are missing in the text; TDDP_PEER_LOST: a rank has failed before all had
+ * arrived, see tddp_meeting_failure(); what tddp_meeting_read() and the check return; the store's.
+ * Of records and failures the one that is in the store first counts, for all ranks. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_await(tddp_meeting *meeting,
                                                        const tddp_wait *wait);
 
@@ -92,6 +96,10 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_withdraw(tddp_meeting *meeting,
 /** This rank needs the keys no more; the last rank that says so removes them. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_leave(tddp_meeting *meeting,
                                                        const tddp_wait *wait);
+
+/** Removes the keys of a meeting that, as this rank knows, no rank needs any more. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_remove(const tddp_meeting_opts *opts,
+                                                        const tddp_wait *wait);
 
 #ifdef __cplusplus
 }

@@ -7,14 +7,14 @@
 
 #include "base/base.h"
 
-enum { STACK_BYTES = 1 << 20 };
+enum { STACK_BYTES = 2 << 20 }; /* of a device's library, say */
 
 int64_t tddp_blocking_idle_ms = 1000;
 
 static struct {
     pthread_mutex_t mutex;
     pthread_cond_t wake; /* a call is in the list */
-    bool ready;          /* `wake` is initialized, and fork() takes part */
+    bool ready;          /* `wake` is initialized */
     size_t unreserved;
     tddp_blocking_call *head;
     tddp_blocking_call *tail;
@@ -39,17 +39,20 @@ static void after_fork_in_child(void)
     pthread_mutex_unlock(&pool.mutex);
 }
 
+static bool registered; /* for fork() */
+
+/* Before anything takes the lock. */
+static void register_fork(void)
+{
+    registered = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+}
+
 /* With the lock held. */
 static tddp_status prepare(void)
 {
-    static bool registered;
     tddp_status status = pool.ready ? TDDP_OK : tddp_cond_init(&pool.wake);
     pool.ready = status == TDDP_OK;
-    if (status == TDDP_OK && !registered) {
-        registered = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
-        status = registered ? TDDP_OK : TDDP_OUT_OF_MEMORY;
-    }
-    return status;
+    return !registered ? TDDP_OUT_OF_MEMORY : status;
 }
 
 /* Waits for a call, which is taken out of the list; NULL: this thread is not needed, and not
@@ -90,10 +93,12 @@ static void *body(void *nothing)
 
 tddp_status tddp_blocking_reserve(void)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_t thread;
+    (void)pthread_once(&once, register_fork);
     pthread_mutex_lock(&pool.mutex);
     tddp_status status = prepare();
-    const bool found = pool.unreserved > 0;
+    const bool found = status == TDDP_OK && pool.unreserved > 0;
     pool.unreserved -= found;
     pthread_mutex_unlock(&pool.mutex);
     if (status == TDDP_OK && !found) {

@@ -1,6 +1,6 @@
 /*
  * Meetings: tddp/meeting.h says what they are. A rank arrives by two requests, waits by one, and
- * reads all records by one.
+ * reads all records by one (two, if it can't know that there are any).
  *
  * Keys below the meeting's name: `list` grows by an entry when a rank arrives ("+RANK WORLD
  * SIZE\n" and its record), withdraws ("-") or fails ("!", and the reason), each with a NUL behind;
@@ -42,6 +42,7 @@ struct tddp_meeting {
     int missing;
     int first_failed; /* -1: none */
     bool complete;    /* all had arrived before the first failed */
+    bool gave;        /* this rank's record is in the list, and counted */
 };
 
 static tddp_slice key_of(const char *name, const char *what, char text[KEY_BYTES])
@@ -120,7 +121,7 @@ static const char *read_head(const char *at, const char *end, int *rank, int *wo
     char head[HEAD_BYTES];
     int used = 0;
     const char *line_end = memchr(at, '\n', (size_t)(end - at));
-    if (!line_end || (size_t)(line_end - at) >= sizeof head || !strchr("+-!", *at)) {
+    if (!line_end || (size_t)(line_end - at) >= sizeof head || !*at || !strchr("+-!", *at)) {
         return NULL;
     }
     (void)snprintf(head, sizeof head, "%.*s", (int)(line_end - at), at);
@@ -149,6 +150,22 @@ static int name_of(const tddp_meeting_opts *opts, int rank)
     return opts->names ? opts->names[rank] : rank;
 }
 
+/* Whether a rank has withdrawn in what follows in the list. */
+static bool withdraws(const char *at, const char *end, int rank)
+{
+    int each;
+    int world_size;
+    size_t size;
+    const char *text = NULL;
+    for (; at < end && (text = read_head(at, end, &each, &world_size, &size));
+         at = text + size + 1) {
+        if (*at == '-' && each == rank) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static tddp_status take_list(tddp_meeting *meeting)
 {
     const tddp_meeting_opts *opts = &meeting->opts;
@@ -168,17 +185,33 @@ static tddp_status take_list(tddp_meeting *meeting)
                              "version of libtddp on all ranks, and no other keys of that name",
                              meeting->name);
         }
-        if (world_size != count || rank >= count) {
+        at = text + size + 1;
+        if (world_size == count && rank < count) {
+            take_entry(meeting, kind, rank, (tddp_slice){text, size});
+        } else if (kind != '-' && !withdraws(at, end, rank)) { /* of an attempt that is over */
             return tddp_fail(TDDP_MISMATCH,
                              "rank %d has arrived with a world size of %d, rank %d with %d: "
                              "expected the same on all ranks",
                              rank < count ? name_of(opts, rank) : rank, world_size,
                              name_of(opts, opts->rank), count);
         }
-        take_entry(meeting, kind, rank, (tddp_slice){text, size});
-        at = text + size + 1;
     }
     return TDDP_OK;
+}
+
+/* Reads the list, which is there. */
+static tddp_status read_list(tddp_meeting *meeting, const tddp_wait *wait)
+{
+    char text[KEY_BYTES];
+    tddp_blob list = {0};
+    tddp_status status =
+        tddp_store_get(meeting->opts.store, key_of(meeting->name, "list", text), wait, &list);
+    if (status) {
+        return status;
+    }
+    tddp_blob_free(&meeting->list); /* what was read points there */
+    meeting->list = list;
+    return take_list(meeting);
 }
 
 tddp_status tddp_meeting_read(tddp_meeting *meeting, const tddp_wait *wait)
@@ -187,12 +220,7 @@ tddp_status tddp_meeting_read(tddp_meeting *meeting, const tddp_wait *wait)
     const tddp_slice key = key_of(meeting->name, "list", text);
     int there = 0;
     tddp_status status = tddp_store_check(meeting->opts.store, &key, 1, wait, &there);
-    if (status || !there) {
-        return status;
-    }
-    tddp_blob_free(&meeting->list);
-    status = tddp_store_get(meeting->opts.store, key, wait, &meeting->list);
-    return status ? status : take_list(meeting);
+    return status || !there ? status : read_list(meeting, wait);
 }
 
 const tddp_slice *tddp_meeting_records(const tddp_meeting *meeting)
@@ -237,15 +265,21 @@ static tddp_status wake(tddp_store *store, const char *name, const tddp_wait *wa
 tddp_status tddp_meeting_give(tddp_meeting *meeting, tddp_slice record, const tddp_wait *wait)
 {
     char key[KEY_BYTES];
-    int64_t arrived = meeting->opts.world_size;
+    const tddp_meeting_opts *opts = &meeting->opts;
+    int64_t arrived = opts->world_size;
     tddp_status status = add_entry(meeting, '+', record, wait);
-    if (status == TDDP_OK && meeting->opts.sender == TDDP_MEETING_ALL) {
-        status = tddp_store_add(meeting->opts.store, key_of(meeting->name, "arrived", key), 1, wait,
-                                &arrived);
+    if (status == TDDP_OK && opts->sender == TDDP_MEETING_ALL) {
+        status =
+            tddp_store_add(opts->store, key_of(meeting->name, "arrived", key), 1, wait, &arrived);
     }
-    return status == TDDP_OK && arrived == meeting->opts.world_size
-               ? wake(meeting->opts.store, meeting->name, wait)
-               : status;
+    meeting->gave = status == TDDP_OK;
+    return status == TDDP_OK && arrived >= opts->world_size ? wake(opts->store, meeting->name, wait)
+                                                            : status;
+}
+
+int tddp_meeting_gave(const tddp_meeting *meeting)
+{
+    return meeting->gave;
 }
 
 tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, int gave, const tddp_wait *wait)
@@ -279,20 +313,31 @@ void tddp_meeting_fail(const tddp_meeting_opts *opts, const char *reason)
     }
 }
 
-tddp_status tddp_meeting_leave(tddp_meeting *meeting, const tddp_wait *wait)
+static tddp_status remove_keys(tddp_store *store, const char *name, const tddp_wait *wait)
 {
     static const char *const keys[] = {"list", "arrived", "wake", "left"};
     char key[KEY_BYTES];
-    int64_t left;
     int deleted;
-    tddp_store *store = meeting->opts.store;
-    tddp_status status = tddp_store_add(store, key_of(meeting->name, "left", key), 1, wait, &left);
-    for (size_t i = 0;
-         status == TDDP_OK && left == meeting->opts.world_size && i < sizeof keys / sizeof *keys;
-         i++) {
-        status = tddp_store_delete_key(store, key_of(meeting->name, keys[i], key), wait, &deleted);
+    tddp_status status = TDDP_OK;
+    for (size_t i = 0; status == TDDP_OK && i < sizeof keys / sizeof *keys; i++) {
+        status = tddp_store_delete_key(store, key_of(name, keys[i], key), wait, &deleted);
     }
     return status;
+}
+
+tddp_status tddp_meeting_leave(tddp_meeting *meeting, const tddp_wait *wait)
+{
+    char key[KEY_BYTES];
+    int64_t left;
+    tddp_store *store = meeting->opts.store;
+    tddp_status status = tddp_store_add(store, key_of(meeting->name, "left", key), 1, wait, &left);
+    return status || left < meeting->opts.world_size ? status
+                                                     : remove_keys(store, meeting->name, wait);
+}
+
+tddp_status tddp_meeting_remove(const tddp_meeting_opts *opts, const tddp_wait *wait)
+{
+    return remove_keys(opts->store, opts->name, wait);
 }
 
 /* --- waiting --------------------------------------------------------------------------------- */
@@ -301,16 +346,19 @@ static tddp_status fail_missing(const tddp_meeting *meeting)
 {
     char missing[TDDP_MEETING_TEXT_BYTES];
     (void)tddp_meeting_missing(meeting, missing);
-    return tddp_fail(TDDP_TIMEOUT, "rank(s) %s of %d did not arrive in time", missing,
-                     meeting->opts.world_size);
+    return meeting->opts.names
+               ? tddp_fail(TDDP_TIMEOUT, "rank(s) %s did not arrive in time", missing)
+               : tddp_fail(TDDP_TIMEOUT, "rank(s) %s of %d did not arrive in time", missing,
+                           meeting->opts.world_size);
 }
 
-/* Whether the meeting is over, as the list says now; else TDDP_TIMEOUT. */
-static tddp_status evaluate(tddp_meeting *meeting, tddp_cancel *cancel)
+/* Whether the meeting is over, as the list says now, which is there if `woken`; else TDDP_TIMEOUT.
+ */
+static tddp_status evaluate(tddp_meeting *meeting, bool woken, tddp_cancel *cancel)
 {
     int rank = -1;
     const tddp_wait wait = {READ_MS, cancel};
-    tddp_status status = tddp_meeting_read(meeting, &wait);
+    tddp_status status = woken ? read_list(meeting, &wait) : tddp_meeting_read(meeting, &wait);
     const char *reason = status ? NULL : tddp_meeting_failure(meeting, &rank);
     if (status || meeting->complete) {
         return status;
@@ -354,7 +402,7 @@ tddp_status tddp_meeting_await(tddp_meeting *meeting, const tddp_wait *wait)
         const bool woken = status == TDDP_OK;
         const bool over = tddp_now_ns() >= deadline_ns;
         if (woken || status == TDDP_TIMEOUT) {
-            status = evaluate(meeting, cancel);
+            status = evaluate(meeting, woken, cancel);
         }
         if (status != TDDP_TIMEOUT) {
             return status;

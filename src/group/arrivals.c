@@ -95,11 +95,13 @@ static tddp_status check(void *data)
     const tddp_group *group = self->group;
     char missing[TDDP_MEETING_TEXT_BYTES];
     char address[ADDRESS_BYTES];
-    tddp_status status = tddp_meeting_read(self->meeting, &self->read);
+    const bool logs = tddp_now_ns() >= self->next_log;
+    /* All ranks read all records: no more often than there is something to say. */
+    tddp_status status = logs ? tddp_meeting_read(self->meeting, &self->read) : TDDP_OK;
     if (status) {
         return status;
     }
-    if (tddp_now_ns() >= self->next_log && tddp_meeting_missing(self->meeting, missing) > 0) {
+    if (logs && tddp_meeting_missing(self->meeting, missing) > 0) {
         tddp_log(TDDP_LOG_WARN, "group",
                  "rank %d of \"%s\" has waited %" PRId64 " s in the store%s for rank(s) %s of %d",
                  group->rank, group->name, (tddp_now_ns() - self->start) / TDDP_NS_PER_S,
@@ -131,7 +133,7 @@ static tddp_status meet(arrival *self, int64_t deadline, tddp_cancel *cancel)
     tddp_status status = tddp_peers_describe_self(group->root_rank, record);
     if (status == TDDP_OK) {
         status = tddp_meeting_give(self->meeting, (tddp_slice){record, strlen(record)}, &wait);
-        group->arrived = status == TDDP_OK;
+        group->arrived = tddp_meeting_gave(self->meeting);
     }
     if (status == TDDP_OK) {
         const tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};

@@ -47,7 +47,8 @@ tddp_status tddp_submit(tddp_group *group, const tddp_op_args *args, tddp_work *
         return tddp_fail(TDDP_INVALID_ARGUMENT, "operation of kind %d: expected 0 to %d",
                          (int)all.kind, (int)TDDP_OP_COUNT - 1);
     }
-    return start(group, &all, all.inputs || all.outputs, work);
+    const bool takes_inputs = tddp_op_row_of(all.kind)->input == TDDP_SIDE_PARTS;
+    return start(group, &all, takes_inputs ? all.inputs != NULL : all.outputs != NULL, work);
 }
 
 tddp_status tddp_batch_send_recv(tddp_group *group, const tddp_op_args *messages, size_t count,

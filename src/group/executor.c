@@ -305,8 +305,38 @@ void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel)
                 goes_on = may_execute_on_caller(group) && execute_next_on_caller(group, cancel, 1);
             }
         }
+        tddp_group_provide_executor(group);
         tddp_group_wake_progress(group);
         pthread_mutex_unlock(&group->mutex);
+    }
+}
+
+/* Has a thread execute the queue; without one, this one does for the first operation. With the lock
+ * held, which is released meanwhile. */
+static void execute_elsewhere(tddp_group *group)
+{
+    if (tddp_group_reserve_executor(group)) {
+        const tddp_group *before = tddp_group_set_current(group);
+        tddp_group_execute_next(group);
+        (void)tddp_group_set_current(before);
+    }
+    tddp_group_wake_progress(group);
+}
+
+void tddp_group_provide_executor(tddp_group *group)
+{
+    if (!group->head || group->running || group->executor != TDDP_GROUP_NO_EXECUTOR ||
+        group->state >= TDDP_GROUP_ENDING) {
+        return;
+    }
+    /* What has failed is completed, if need be here; what hasn't goes on while it is waited for. */
+    if (!may_execute_on_caller(group)) {
+        execute_elsewhere(group);
+    } else if (tddp_group_queue_is_polled(group) ? tddp_engine_start(group->engine)
+                                                 : tddp_group_reserve_executor(group)) {
+        tddp_log(TDDP_LOG_WARN, "group",
+                 "operations of \"%s\" go on only while they are waited for: %s", group->name,
+                 tddp_error_message());
     }
 }
 
@@ -322,11 +352,10 @@ unsigned tddp_group_poll_queue(tddp_group *group)
             if (!execute_next_on_caller(group, &at_once, 0) && !group->head->pending_status) {
                 found = TDDP_GROUP_WAITING;
             }
-        } else if (tddp_group_reserve_executor(group)) {
-            tddp_group_execute_next(group); /* no thread for it: the other groups have to wait */
         } else {
-            tddp_group_wake_progress(group);
+            execute_elsewhere(group);
         }
+        tddp_group_wake_progress(group);
     }
     pthread_mutex_unlock(&group->mutex);
     return found;

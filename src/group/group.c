@@ -432,8 +432,11 @@ tddp_group *tddp_group_retain(tddp_group *group)
 
 void tddp_group_end(tddp_group *group)
 {
+    const bool own = tddp_group_on_progress_thread(group); /* which goes on to use it: it stays */
     tddp_group_shutdown(group, 0);
-    free_group(group);
+    if (!own) {
+        free_group(group);
+    }
 }
 
 void tddp_group_release(tddp_group *group)

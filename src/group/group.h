@@ -185,7 +185,7 @@ struct tddp_group {
 
     tddp_group_p2p p2p;
     tddp_group_device device;
-    tddp_blocking_call reap; /* reaper.c's */
+    struct tddp_group *next_reaped; /* reaper.c's */
 };
 
 /* group.c: shuts down and frees a group without references. */
@@ -377,6 +377,10 @@ void tddp_group_execute_next(tddp_group *group);
 
 /* Whether the engine executes queued operations. */
 bool tddp_group_queue_is_polled(const tddp_group *group);
+
+/* Has something execute what a caller has left in the queue. With the lock held, which may be
+ * released meanwhile. */
+void tddp_group_provide_executor(tddp_group *group);
 
 /* Tries the first operation of the queue, on the engine's thread. */
 unsigned tddp_group_poll_queue(tddp_group *group);

@@ -119,12 +119,7 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us
         } else if (run_inline) {
             tddp_group_run_inline(group, work, inline_us, cancel);
         }
-        /* A shutdown executes what is left by itself. */
-        if (group->head && group->state < TDDP_GROUP_ENDING && start_executor(group)) {
-            tddp_log(TDDP_LOG_WARN, "group",
-                     "operations of \"%s\" go on only while they are waited for: %s", group->name,
-                     tddp_error_message());
-        }
+        tddp_group_provide_executor(group); /* a shutdown executes what is left by itself */
     }
     tddp_group_wake_progress(group);
     pthread_mutex_unlock(&group->mutex);

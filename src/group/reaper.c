@@ -1,70 +1,102 @@
 /*
  * Shuts down groups whose last reference is dropped on a thread that must not block: in a garbage
- * collector, a destructor, a work's callback. Each is shut down and freed on a thread lent to that
- * (backend/blocking.h); the process's exit waits for them.
+ * collector, a destructor, a work's callback. One thread at a time is lent to that
+ * (backend/blocking.h), which shuts them down and frees them, one after the other. The process's
+ * exit waits for it.
  *
- * Invariant: a group that is reaped has no references, and is used by that thread alone.
+ * Invariant: a group in the list has no references, and is used by that thread alone.
  */
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "group/group.h"
 
-#define EXIT_NS (10 * TDDP_NS_PER_S)
+enum { EXIT_MS = 10000 };
 
-/* How many are under way, in the lower half; above it, in which process: a forked child reaps none
- * of its parent's. */
-static _Atomic uint64_t under_way;
-static tddp_eventcount ended;
+static struct {
+    pthread_mutex_t mutex;
+    pthread_cond_t idle;
+    tddp_group *head;
+    bool running;
+    tddp_blocking_call call;
+    bool ready; /* `idle` is initialized */
+} reaper = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-static uint64_t count_in(uint64_t value)
+static void reap(void *context, void *data)
 {
-    return (pid_t)(value >> 32) == tddp_process_id() ? (uint32_t)value : 0;
-}
-
-static void add(int64_t change)
-{
-    const uint64_t self = (uint64_t)tddp_process_id() << 32;
-    uint64_t before = atomic_load(&under_way);
-    while (!atomic_compare_exchange_weak(&under_way, &before,
-                                         self | (uint64_t)((int64_t)count_in(before) + change))) {
+    (void)context;
+    (void)data;
+    pthread_mutex_lock(&reaper.mutex);
+    while (reaper.head) {
+        tddp_group *group = reaper.head;
+        reaper.head = group->next_reaped;
+        pthread_mutex_unlock(&reaper.mutex);
+        tddp_group_end(group);
+        pthread_mutex_lock(&reaper.mutex);
     }
-}
-
-static void reap(void *group, void *nothing)
-{
-    (void)nothing;
-    tddp_group_end(group);
-    add(-1);
-    tddp_eventcount_notify(&ended);
+    reaper.running = false;
+    pthread_cond_broadcast(&reaper.idle);
+    pthread_mutex_unlock(&reaper.mutex);
 }
 
 /* Connections must not close while the process already runs its exit handlers. */
-static void await_all(void)
+static void await_end(void)
 {
-    const int64_t deadline = tddp_now_ns() + EXIT_NS;
-    uint32_t seen = tddp_eventcount_read(&ended);
-    while (count_in(atomic_load(&under_way)) > 0 && tddp_now_ns() < deadline) {
-        tddp_eventcount_wait(&ended, seen, 0, deadline - tddp_now_ns());
-        seen = tddp_eventcount_read(&ended);
+    int64_t deadline = tddp_deadline_after_ms(EXIT_MS);
+    pthread_mutex_lock(&reaper.mutex);
+    while (reaper.running && tddp_cond_wait_until(&reaper.idle, &reaper.mutex, deadline)) {
     }
+    pthread_mutex_unlock(&reaper.mutex);
 }
 
-static bool registered;
-
-static void register_exit(void)
+static void before_fork(void)
 {
-    registered = atexit(await_all) == 0;
+    pthread_mutex_lock(&reaper.mutex);
 }
 
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&reaper.mutex);
+}
+
+/* The thread and its groups are the parent's. */
+static void after_fork_in_child(void)
+{
+    reaper.head = NULL;
+    reaper.running = false;
+    reaper.ready = tddp_cond_init(&reaper.idle) == TDDP_OK;
+    pthread_mutex_unlock(&reaper.mutex);
+}
+
+/* With the lock held. */
+static bool prepare(void)
+{
+    static bool registered; /* the handlers of fork and exit */
+    registered = registered ||
+                 (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0 &&
+                  atexit(await_end) == 0);
+    reaper.ready = reaper.ready || tddp_cond_init(&reaper.idle) == TDDP_OK;
+    return registered && reaper.ready;
+}
+
+/* The lock is not held around calls for threads, which have one that a fork takes as well. */
 bool tddp_group_reap(tddp_group *group)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    (void)pthread_once(&once, register_exit);
-    if (!registered || tddp_blocking_reserve()) {
-        return false;
+    const bool reserved = tddp_blocking_reserve() == TDDP_OK;
+    pthread_mutex_lock(&reaper.mutex);
+    const bool accepted = prepare() && (reaper.running || reserved);
+    const bool starts = accepted && !reaper.running;
+    if (accepted) {
+        group->next_reaped = reaper.head;
+        reaper.head = group;
+        reaper.running = true;
     }
-    add(1);
-    group->reap = (tddp_blocking_call){.run = reap, .context = group};
-    tddp_blocking_start(&group->reap);
-    return true;
+    pthread_mutex_unlock(&reaper.mutex);
+    if (starts) {
+        reaper.call = (tddp_blocking_call){.run = reap};
+        tddp_blocking_start(&reaper.call);
+    } else if (reserved) {
+        tddp_blocking_release();
+    }
+    return accepted;
 }

@@ -73,8 +73,10 @@ static tddp_status exchange_places(const tddp_backend_opts *opts, const tddp_wai
     if (status) {
         return status;
     }
-    status = tddp_meeting_give(meeting, (tddp_slice){record, (size_t)length}, wait);
-    status = status ? status : tddp_meeting_await(meeting, wait);
+    const tddp_wait limit = {wait && wait->timeout_ms >= 0 ? wait->timeout_ms : opts->timeout_ms,
+                             wait ? wait->cancel : NULL};
+    status = tddp_meeting_give(meeting, (tddp_slice){record, (size_t)length}, &limit);
+    status = status ? status : tddp_meeting_await(meeting, &limit);
     status = status ? status : read_places(opts, tddp_meeting_records(meeting), size, places);
     tddp_meeting_close(meeting);
     return status;

@@ -26,18 +26,21 @@ bool tddp_nccl_checks_calls(const tddp_op *op)
     return op->fingerprint != 0 && (op->bundled == 0 || is_debug_detail());
 }
 
-/* Compares this rank's call with what another one has given: its calls as all ranks see them. */
+/* Compares this rank's call with what another one has given: its calls as all ranks see them, or
+ * one, if all see the same. */
 static tddp_status check_peer(tddp_nccl_call_checker *self, const tddp_op *op, int peer,
                               tddp_slice record)
 {
     const tddp_calls before = self->calls[peer];
     tddp_calls *now = &self->calls[peer];
-    if (record.size != (size_t)self->size * sizeof(tddp_call)) {
+    const bool one = record.size == sizeof(tddp_call);
+    if (!one && record.size != (size_t)self->size * sizeof(tddp_call)) {
         return tddp_fail(TDDP_PROTOCOL, "rank %d published a call of %zu bytes: expected %zu", peer,
                          record.size, (size_t)self->size * sizeof(tddp_call));
     }
     now->mine = tddp_call_of(op, self->rank, peer);
-    memcpy(&now->theirs, record.data + (size_t)self->rank * sizeof(tddp_call), sizeof now->theirs);
+    memcpy(&now->theirs, record.data + (one ? 0 : (size_t)self->rank) * sizeof(tddp_call),
+           sizeof now->theirs);
     return tddp_calls_agree(&now->mine, &now->theirs)
                ? TDDP_OK
                : tddp_calls_mismatch(self->rank, peer, now, &before);
@@ -52,10 +55,14 @@ static tddp_status give_calls(const tddp_nccl_call_checker *self, const tddp_op 
     if (!mine) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
     }
+    size_t count = 1; /* the records of many ranks together are a value of the store */
     for (int peer = 0; peer < self->size; peer++) {
         mine[peer] = tddp_call_of(op, self->rank, peer);
+        if (memcmp(&mine[peer], &mine[0], sizeof *mine) != 0) {
+            count = (size_t)self->size;
+        }
     }
-    const tddp_slice record = {(const char *)mine, (size_t)self->size * sizeof *mine};
+    const tddp_slice record = {(const char *)mine, count * sizeof *mine};
     tddp_status status = tddp_meeting_open(opts, &meeting);
     status = status ? status : tddp_meeting_give(meeting, record, &left);
     tddp_meeting_close(meeting);
@@ -76,6 +83,21 @@ static tddp_status await_calls(tddp_meeting *meeting, tddp_nccl_limits limits)
                          (tddp_now_ns() - start) / TDDP_NS_PER_MS, missing);
     }
     return status;
+}
+
+/* All ranks have given their calls of this operation, so none needs those of the one before. */
+static void remove_previous(tddp_nccl_call_checker *self, const tddp_meeting_opts *opts,
+                            uint64_t sequence, tddp_nccl_limits limits)
+{
+    char name[NAME_BYTES];
+    const tddp_wait left = tddp_nccl_time_left(limits);
+    tddp_meeting_opts previous = *opts;
+    previous.name = name;
+    (void)snprintf(name, sizeof name, "calls/%" PRIu64, self->last);
+    if (self->last != 0 && tddp_meeting_remove(&previous, &left)) {
+        tddp_log(TDDP_LOG_DEBUG, "nccl", "calls stay in the store: %s", tddp_error_message());
+    }
+    self->last = sequence;
 }
 
 static tddp_status check(tddp_nccl_call_checker *self, const tddp_op *op, tddp_nccl_limits limits)
@@ -111,11 +133,10 @@ static tddp_status check(tddp_nccl_call_checker *self, const tddp_op *op, tddp_n
             status = check_peer(self, op, peer, tddp_meeting_records(meeting)[peer]);
         }
     }
-    if (status == TDDP_OK) {
-        left = tddp_nccl_time_left(limits);
-        status = tddp_meeting_leave(meeting, &left);
-    }
     tddp_meeting_close(meeting);
+    if (status == TDDP_OK && self->rank == 0) {
+        remove_previous(self, &opts, op->sequence, limits);
+    }
     return status;
 }
 

@@ -19,6 +19,7 @@ typedef struct tddp_nccl_call_checker {
     tddp_store *store; /* owned by the context */
     tddp_store *own;   /* a connection to wait on; NULL: not needed so far */
     tddp_calls *calls; /* with each rank, of the last operation compared */
+    uint64_t last;     /* that one's number; 0: none */
     bool store_ended;  /* nothing is compared any more */
 } tddp_nccl_call_checker;
 

@@ -20,8 +20,9 @@
 #include <string.h>
 
 #include "backend/shm/join.h"
+#include "net/net.h"
 
-enum { REASON_MS = 1000 };
+enum { REASON_MS = 1000, PAUSE_MS = 20 };
 
 /* --- the first round ------------------------------------------------------------------------- */
 
@@ -51,16 +52,21 @@ static tddp_status find_local_ranks(tddp_shm_joining *self)
     int hosts = 0;
     self->local_ranks = tddp_alloc_array(count, sizeof *self->local_ranks);
     self->firsts = tddp_alloc_array(count, sizeof *self->firsts);
+    self->names = tddp_alloc_array(count, sizeof *self->names);
+    self->host_names = tddp_alloc_array(count, sizeof *self->host_names);
     self->addresses = tddp_alloc_array(count, sizeof *self->addresses);
     self->places = tddp_alloc_array(count, sizeof *self->places);
-    if (!self->local_ranks || !self->firsts || !self->addresses || !self->places) {
+    if (!self->local_ranks || !self->firsts || !self->names || !self->host_names ||
+        !self->addresses || !self->places) {
         return TDDP_OUT_OF_MEMORY;
     }
     for (int rank = 0; rank < opts->world_size; rank++) {
         if (host_of(opts, rank) == hosts) {
+            self->host_names[hosts] = tddp_shm_join_name(self, rank);
             self->firsts[hosts++] = rank;
         }
         if (host_of(opts, rank) == self->host) {
+            self->names[local] = tddp_shm_join_name(self, rank);
             self->local_ranks[local++] = rank;
         }
     }
@@ -174,23 +180,29 @@ static tddp_status make_segment(tddp_shm_joining *self)
     return status;
 }
 
-/* Why a lost rank failed, if it says so: it does before it closes its sockets. */
+/* Why a lost rank failed, if it says so: it does soon after it has closed its sockets. */
 static tddp_status find_reason(const tddp_shm_joining *self, int lost, tddp_status status)
 {
     char saved[TDDP_SHM_REPORT_BYTES];
-    const tddp_wait wait = {REASON_MS, NULL};
-    (void)snprintf(saved, sizeof saved, "%s", tddp_error_message());
     tddp_meeting *meeting = self->rounds[1].ranks;
-    if (tddp_meeting_read(meeting, &wait) == TDDP_OK) {
+    const int64_t until = tddp_deadline_after_ms(REASON_MS);
+    (void)snprintf(saved, sizeof saved, "%s", tddp_error_message());
+    do {
+        const tddp_wait wait = {tddp_deadline_poll_ms(until), self->cancel};
+        if (tddp_meeting_read(meeting, &wait)) {
+            break;
+        }
         const tddp_slice record = tddp_meeting_records(meeting)[lost];
         const tddp_status failed = tddp_shm_join_check_failures(meeting);
         if (failed) {
             return failed;
         }
-        if (record.data && !tddp_shm_join_begins(record.data, "yes")) {
-            return TDDP_UNAVAILABLE;
+        if (record.data) {
+            return tddp_shm_join_begins(record.data, "yes") ? tddp_fail(status, "%s", saved)
+                                                            : TDDP_UNAVAILABLE;
         }
-    }
+    } while (tddp_now_ns() < until && tddp_net_sleep(tddp_deadline_after_ms(PAUSE_MS),
+                                                     tddp_cancel_fd(self->cancel)) == TDDP_OK);
     return tddp_fail(status, "%s", saved);
 }
 
@@ -280,7 +292,7 @@ static tddp_status make_context(tddp_shm_joining *self)
     shm->peers = tddp_alloc_array((size_t)self->size, sizeof *shm->peers);
     for (int i = 0; shm->peers && i < self->size; i++) {
         shm->peers[i].group_rank = self->local_ranks[i];
-        shm->peers[i].rank_name = tddp_shm_join_name(self, self->local_ranks[i]);
+        shm->peers[i].rank_name = self->names[i];
     }
     return shm->peers ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
@@ -324,6 +336,8 @@ tddp_status tddp_shm_join(const tddp_backend_opts *opts, const char *refusal, co
     free(self.addresses);
     free(self.places);
     free(self.firsts);
+    free(self.names);
+    free(self.host_names);
     tddp_shm_join_close(&self);
     return status;
 }

@@ -25,8 +25,10 @@ typedef struct tddp_shm_joining {
     const char *refusal;
     int *local_ranks; /* the ranks of this host, sorted */
     int size;
-    int rank;    /* index in local_ranks */
-    int *firsts; /* the first rank of each host, which are numbered in that order */
+    int rank;        /* index in local_ranks */
+    int *firsts;     /* the first rank of each host, which are numbered in that order */
+    int *names;      /* what texts call the ranks of this host, */
+    int *host_names; /* and the first of each host */
     int host_count;
     int host; /* this rank's */
     int listen_fd;

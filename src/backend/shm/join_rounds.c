@@ -12,16 +12,14 @@ enum { NAME_BYTES = 32, REASON_MS = 1000, CHECK_MS = 200 };
 
 /* --- meetings -------------------------------------------------------------------------------- */
 
-/* While ranks are missing in the second round: whether a rank of this host has ended without a
- * word. */
-static tddp_status check_local_ranks(void *data)
+/* While records are missing in the second round: whether a rank of this host has ended without a
+ * word of its own, or, among hosts, of its host. */
+static tddp_status check_ended(const tddp_shm_joining *self, tddp_meeting *meeting, bool hosts)
 {
-    const tddp_shm_joining *self = data;
     const tddp_wait wait = {REASON_MS, self->cancel};
-    tddp_meeting *meeting = self->rounds[1].ranks;
     for (int local = 0; local < self->size; local++) {
         const tddp_shm_peer *peer = &self->shm->peers[local];
-        int rank = local;
+        int speaks = hosts ? self->host : local;
         if (local == self->rank || !peer->segment || peer->same_process ||
             !tddp_shm_segment_owner_ended(peer->segment)) {
             continue;
@@ -30,13 +28,26 @@ static tddp_status check_local_ranks(void *data)
         if (status) {
             return status;
         }
-        if (!tddp_meeting_records(meeting)[local].data && !tddp_meeting_failure(meeting, &rank)) {
+        if (!tddp_meeting_records(meeting)[speaks].data &&
+            !tddp_meeting_failure(meeting, &speaks)) {
             return tddp_fail(TDDP_PEER_LOST,
                              "lost rank %d, which ended while shared memory was set up",
-                             tddp_shm_join_name(self, self->local_ranks[local]));
+                             self->names[local]);
         }
     }
     return TDDP_OK;
+}
+
+static tddp_status check_ranks(void *data)
+{
+    const tddp_shm_joining *self = data;
+    return check_ended(self, self->rounds[1].ranks, false);
+}
+
+static tddp_status check_hosts(void *data)
+{
+    const tddp_shm_joining *self = data;
+    return check_ended(self, self->rounds[1].hosts, true);
 }
 
 /* Of a round: a meeting of the hosts, or of this host's ranks. `name` is written, and borrowed. */
@@ -49,7 +60,10 @@ static tddp_meeting_opts meeting_of(tddp_shm_joining *self, int round, bool host
                                .rank = hosts ? self->host : self->rank,
                                .world_size = hosts ? self->host_count : self->size,
                                .sender = TDDP_MEETING_ALL,
-                               .check = round == 1 && !hosts ? check_local_ranks : NULL,
+                               .names = hosts ? self->host_names : self->names,
+                               .check = round == 0 ? NULL
+                                        : hosts    ? check_hosts
+                                                   : check_ranks,
                                .data = self,
                                .check_ms = CHECK_MS};
 }
@@ -218,7 +232,7 @@ void tddp_shm_join_fail(tddp_shm_joining *self, tddp_status status)
     (void)snprintf(saved, sizeof saved, "%s", tddp_error_message());
     (void)snprintf(text, sizeof text, "rank %d failed while shared memory was set up: %.900s",
                    tddp_shm_join_name(self, self->opts->rank), saved);
-    for (int round = 0; round < 2 && status != TDDP_UNAVAILABLE; round++) {
+    for (int round = 1; round >= 0 && status != TDDP_UNAVAILABLE; round--) {
         tddp_meeting_opts opts = meeting_of(self, round, false, name);
         tddp_meeting_fail(&opts, text);
         if (self->host_count > 1) {

@@ -305,7 +305,7 @@ TEST(ranks_have_names)
     tddp_meeting *meeting = open_with(&opts);
     CHECK_OK(tddp_meeting_give(meeting, text_of("a"), &patient));
     CHECK_STATUS(tddp_meeting_await(meeting, &now), TDDP_TIMEOUT);
-    CHECK_TEXT(tddp_error_message(), "rank(s) 6, 9 of 3 did not arrive in time");
+    CHECK_TEXT(tddp_error_message(), "rank(s) 6, 9 did not arrive in time");
     CHECK_INT(tddp_meeting_missing(meeting, text), 2);
     CHECK_TEXT(text, "6, 9");
     fail("named", 1, "why");
@@ -355,8 +355,63 @@ TEST(another_world_size)
     tddp_store_release(store);
 }
 
+/* As long as it has not withdrawn. */
+TEST(another_world_size_that_has_withdrawn)
+{
+    set_up();
+    tddp_meeting_opts opts = opts_of("withdrawn", 3, TDDP_MEETING_ALL);
+    opts.world_size = 4;
+    tddp_meeting *larger = open_with(&opts);
+    tddp_meeting *meeting = open_meeting("withdrawn", 0, TDDP_MEETING_ALL);
+    CHECK_INT(tddp_meeting_gave(larger), 0);
+    CHECK_OK(tddp_meeting_give(larger, text_of("x"), &patient));
+    CHECK_INT(tddp_meeting_gave(larger), 1);
+    CHECK_STATUS(tddp_meeting_read(meeting, &patient), TDDP_MISMATCH);
+    CHECK_OK(tddp_meeting_withdraw(larger, 1, &patient));
+    CHECK_OK(tddp_meeting_read(meeting, &patient));
+    CHECK_OK(tddp_meeting_give(larger, text_of("x"), &patient));
+    CHECK_STATUS(tddp_meeting_read(meeting, &patient), TDDP_MISMATCH);
+    tddp_meeting_close(larger);
+    tddp_meeting_close(meeting);
+    tddp_store_release(store);
+}
+
+/* What was read stays where the next read fails. */
+TEST(a_read_that_fails_changes_nothing)
+{
+    tddp_cancel *cancel;
+    set_up();
+    CHECK_OK(tddp_cancel_create(&cancel));
+    tddp_meeting *meeting = open_meeting("kept", 0, TDDP_MEETING_ALL);
+    CHECK_OK(tddp_meeting_give(meeting, text_of("a"), &patient));
+    CHECK_OK(tddp_meeting_read(meeting, &patient));
+    tddp_cancel_trigger(cancel);
+    CHECK_STATUS(tddp_meeting_read(meeting, &(tddp_wait){1000, cancel}), TDDP_CANCELED);
+    check_records(meeting, (const char *const[]){"a", NULL, NULL});
+    tddp_meeting_close(meeting);
+    tddp_cancel_free(cancel);
+    tddp_store_release(store);
+}
+
+TEST(keys_are_removed_by_one_that_knows_the_others)
+{
+    int64_t before;
+    int64_t after;
+    set_up();
+    CHECK_OK(tddp_store_num_keys(store, NULL, &before));
+    const tddp_meeting_opts opts = opts_of("gone", 1, 1);
+    tddp_meeting *meeting = open_with(&opts);
+    CHECK_OK(tddp_meeting_give(meeting, text_of("x"), &patient));
+    CHECK_OK(tddp_meeting_remove(&opts, &patient));
+    CHECK_OK(tddp_store_num_keys(store, NULL, &after));
+    CHECK_INT(after, before);
+    tddp_meeting_close(meeting);
+    tddp_store_release(store);
+}
+
 TEST(what_is_no_list)
 {
+    static const char zero[] = "\0 0 3 1\na";
     static const char *const lists[] = {"x",         "+",           "+0 3 1\n",
                                         "+0 3 1\na", "+0 3\na",     "+-1 3 1\na",
                                         "?0 3 1\na", "+0 3 1 2\na", "+0 3 9\nabc"};
@@ -366,6 +421,8 @@ TEST(what_is_no_list)
         tddp_meeting *meeting = open_meeting("bad", 0, TDDP_MEETING_ALL);
         CHECK_STATUS(tddp_meeting_read(meeting, &patient), TDDP_PROTOCOL);
         CHECK_CONTAINS(tddp_error_message(), "bad");
+        CHECK_OK(tddp_store_set(store, text_of("bad/list"), (tddp_slice){zero, sizeof zero}, NULL));
+        CHECK_STATUS(tddp_meeting_read(meeting, &patient), TDDP_PROTOCOL);
         tddp_meeting_close(meeting);
         tddp_store_release(store);
     }

@@ -245,6 +245,32 @@ TEST(operations_that_a_backend_lacks_are_unsupported)
     tddp_store_release(store);
 }
 
+/* Lists that the kind doesn't have. */
+TEST(submit_reads_no_list_that_the_kind_has_not)
+{
+    tddp_store *store;
+    tddp_group *group = lone_group(NULL, 5000, &store);
+    float x[2] = {3, 4};
+    const tddp_buffer other = buffer_of(x, 2, TDDP_FLOAT32);
+    const tddp_op_kind kinds[] = {TDDP_OP_ALL_REDUCE, TDDP_OP_ALL_GATHER, TDDP_OP_REDUCE_SCATTER,
+                                  TDDP_OP_BROADCAST};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        tddp_op_args args = TDDP_OP_ARGS_INIT;
+        args.kind = kinds[i];
+        args.input = args.output = other;
+        if (kinds[i] == TDDP_OP_REDUCE_SCATTER) {
+            args.outputs = &other;
+            args.output_count = 7;
+        } else {
+            args.inputs = &other;
+            args.input_count = 7;
+        }
+        CHECK_OK(tddp_submit(group, &args, NULL));
+        CHECK_DOUBLE((double)x[1], 4, 0);
+    }
+    drop(group, store);
+}
+
 TEST(submit_accepts_known_kinds_and_structs_of_other_sizes)
 {
     struct {

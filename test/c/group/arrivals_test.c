@@ -110,6 +110,19 @@ static tddp_slice slice(const char *text)
 }
 
 /* The list counts, not the key that says it is complete: a rank may have given up meanwhile. */
+/* What an attempt of another size has left in the store is over. */
+TEST(a_failed_start_with_another_world_size)
+{
+    tddp_store *store;
+    tddp_group *group;
+    CHECK_OK(tddp_hash_store_create(20000, &store));
+    for (int rank = 0; rank < 2; rank++) {
+        CHECK_STATUS(try_create(store, rank, WORLD + 1, 150, &group), TDDP_TIMEOUT);
+    }
+    all_create(store);
+    tddp_store_release(store);
+}
+
 TEST(it_is_said_to_be_complete_too_early)
 {
     tddp_store *store;
