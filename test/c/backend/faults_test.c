@@ -111,18 +111,18 @@ TEST(a_delay_goes_on_after_an_interruption)
         tddp_work *works[2];
         pair self = faulty_pair(which, "delay_ms=150");
         int64_t start = tddp_now_ns();
-        for (int rank = 0; rank < 2; rank++) {
+        for (int each = 0; each < 2; each++) {
             tddp_op_args args = TDDP_OP_ARGS_INIT;
             args.kind = TDDP_OP_ALL_REDUCE;
-            args.output = buffer_of(&x[rank], 1, TDDP_FLOAT32);
+            args.output = buffer_of(&x[each], 1, TDDP_FLOAT32);
             args.inline_us = 1000;
-            CHECK_OK(tddp_submit(self.groups[rank], &args, &works[rank]));
-            CHECK_INT(tddp_work_completed(works[rank]), 0);
+            CHECK_OK(tddp_submit(self.groups[each], &args, &works[each]));
+            CHECK_INT(tddp_work_completed(works[each]), 0);
         }
-        for (int rank = 0; rank < 2; rank++) {
-            CHECK_OK(tddp_work_wait(works[rank], NULL));
-            CHECK_DOUBLE((double)x[rank], 3, 0);
-            tddp_work_release(works[rank]);
+        for (int each = 0; each < 2; each++) {
+            CHECK_OK(tddp_work_wait(works[each], NULL));
+            CHECK_DOUBLE((double)x[each], 3, 0);
+            tddp_work_release(works[each]);
         }
         CHECK(tddp_now_ns() - start >= 150 * TDDP_NS_PER_MS);
         drop_pair(&self);
