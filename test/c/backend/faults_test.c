@@ -176,16 +176,3 @@ TEST(what_is_beneath_is_checked)
         tddp_store_release(store);
     }
 }
-
-/* Without faults for a rank nothing is in between. */
-TEST(faults_are_of_their_rank_alone)
-{
-    for (int which = 0; which < BENEATH; which++) {
-        pair self = faulty_pair(which, "delay_ms=1,rank=1");
-        const tddp_backend_v1 *inner;
-        CHECK_OK(tddp_backend_find(beneath[which], &inner));
-        CHECK(self.groups[0]->backend == inner);
-        CHECK(self.groups[1]->backend != inner);
-        drop_pair(&self);
-    }
-}

@@ -9,11 +9,37 @@
 
 enum { WORLD = 3 };
 
+/* A backend that connects to nobody. */
+
+static tddp_status create_nothing(const tddp_backend_opts *opts, const tddp_wait *wait,
+                                  void **context)
+{
+    (void)opts;
+    (void)wait;
+    *context = NULL;
+    return TDDP_OK;
+}
+
+static void ignore(void *context)
+{
+    (void)context;
+}
+
+static const tddp_backend_v1 solitary = {.abi = TDDP_BACKEND_ABI,
+                                         .size = sizeof(tddp_backend_v1),
+                                         .name = "solitary",
+                                         .device_types = 1u << TDDP_CPU,
+                                         .create = create_nothing,
+                                         .abort = ignore,
+                                         .destroy = ignore};
+
+static const char *backend = "fake";
+
 static tddp_status try_create(tddp_store *store, int rank, int world_size, int64_t timeout_ms,
                               tddp_group **out)
 {
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    opts.backend = "fake";
+    opts.backend = backend;
     opts.store = store;
     opts.rank = rank;
     opts.world_size = world_size;
@@ -109,7 +135,6 @@ static tddp_slice slice(const char *text)
     return (tddp_slice){text, strlen(text)};
 }
 
-/* The list counts, not the key that says it is complete: a rank may have given up meanwhile. */
 /* What an attempt of another size has left in the store is over. */
 TEST(a_failed_start_with_another_world_size)
 {
@@ -123,6 +148,7 @@ TEST(a_failed_start_with_another_world_size)
     tddp_store_release(store);
 }
 
+/* The list counts, not the key that says it is complete: a rank may have given up meanwhile. */
 TEST(it_is_said_to_be_complete_too_early)
 {
     tddp_store *store;
@@ -146,6 +172,8 @@ TEST(nobody_says_that_it_is_complete)
     tddp_store *store;
     setenv("TDDP_FAKE", "", 1);
     CHECK_OK(tddp_hash_store_create(20000, &store));
+    CHECK_OK(tddp_backend_register(&solitary));
+    backend = "solitary";
     member first = {.store = store, .rank = 0, .world_size = 2, .alone = true};
     CHECK_OK(tddp_thread_start(&first.thread, "member", create_and_meet, &first));
     CHECK_OK(tddp_peers_describe_self(1, record));

@@ -1,4 +1,4 @@
-/* Failures in a group: faults injected by the `fake` backend, timeouts, interrupted waits. */
+/* Failures in a group: faults injected by the backend `fake`, timeouts, interrupted waits. */
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -186,8 +186,8 @@ static void disagree(int rank, int world_size, tddp_store *store, void *data)
     tddp_status status = tddp_all_reduce(group, buffer_of(x, rank == 0 ? 3 : 4, TDDP_FLOAT32),
                                          TDDP_REDUCE_SUM, 0, NULL);
     CHECK_STATUS(status, TDDP_MISMATCH);
-    CHECK_CONTAINS(tddp_error_message(), "on 3 elements");
-    CHECK_CONTAINS(tddp_error_message(), "on 4 elements");
+    CHECK_CONTAINS(tddp_error_message(), "3 elements of");
+    CHECK_CONTAINS(tddp_error_message(), "4 elements of");
     tddp_group_release(group);
 }
 

@@ -334,6 +334,7 @@ typedef tddp_status (*quarrel)(tddp_group *group, int rank);
 typedef struct quarrels {
     quarrel body;
     const char *text;
+    atomic_int raised;
 } quarrels;
 
 static float memory[3][16];
@@ -391,29 +392,35 @@ static tddp_status other_words(tddp_group *group, int rank)
     return described_sum(group, floats(rank, 12), rank == 1 ? "weights (3, 4)" : "weights (4, 3)");
 }
 
+/* A rank that has no part in what differs may be done; then it learns of it in the next one. */
 static void quarrel_once(int rank, int world, tddp_store *store, void *data)
 {
-    const quarrels *self = data;
+    quarrels *self = data;
     tddp_group *group = make_group("fake", rank, world, store, 5000);
-    CHECK_STATUS(self->body(group, rank), TDDP_MISMATCH);
-    CHECK_CONTAINS(tddp_error_message(), self->text);
-    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
+    tddp_status status = self->body(group, rank);
+    if (status) {
+        CHECK_STATUS(status, TDDP_MISMATCH);
+        CHECK_CONTAINS(tddp_error_message(), self->text);
+        atomic_fetch_add(&self->raised, 1);
+    }
+    CHECK(tddp_barrier(group, NULL) != TDDP_OK);
     tddp_group_release(group);
 }
 
 TEST(a_mismatch_is_raised_on_all_ranks)
 {
     quarrels all[] = {
-        {other_roots, "root 1"},
-        {other_operations, "runs barrier"},
-        {other_dtypes, "int32"},
-        {other_reductions, "max"},
-        {other_parts, "rank 1 sends 2 elements to rank 0, which expects 4"},
-        {other_pieces, "rank 2 sends 3 elements to rank 1, which expects 2"},
-        {other_words, "describe it differently"},
+        {other_roots, "root 1", 0},
+        {other_operations, "runs barrier", 0},
+        {other_dtypes, "int32", 0},
+        {other_reductions, "max", 0},
+        {other_parts, "rank 1 sends 2 elements of float32, rank 0 expects 4", 0},
+        {other_pieces, "rank 2 sends 3 elements of float32, rank 1 expects 2", 0},
+        {other_words, "shapes or names differ between rank ", 0},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         run_ranks(3, quarrel_once, &all[i]);
+        CHECK(atomic_load(&all[i].raised) >= 2); /* both sides */
     }
 }
 

@@ -19,17 +19,15 @@ static void fill(test_bucket *bucket, int rank, double factor)
     }
 }
 
-/* The expected result: each element divided and rounded once, then summed in that dtype in the
- * order of the ranks. */
+/* The expected result: each element divided and rounded once, the sum once more. */
 static double expected(tddp_dtype bucket, tddp_dtype sent, int ranks, size_t i, size_t k)
 {
     double sum = 0;
     for (int rank = 0; rank < ranks; rank++) {
         float value = (float)as_stored(bucket, gradient_of(rank, i, k));
-        double part = as_stored(sent, value / (float)ranks);
-        sum = rank == 0 ? part : as_stored(sent, sum + part);
+        sum += as_stored(sent, value / (float)ranks);
     }
-    return as_stored(bucket, sum);
+    return as_stored(bucket, as_stored(sent, sum));
 }
 
 static void formula_body(int rank, int world_size, tddp_store *store, void *data)

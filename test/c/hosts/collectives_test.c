@@ -1,5 +1,5 @@
 /*
- * All collectives on made-up hosts, over Gloo and over `fake`: hosts with different numbers of
+ * All collectives on made-up hosts, over Gloo: hosts with different numbers of
  * ranks, alternating hosts, the group's memory and other memory, parts of any size.
  */
 #include "member.h"
@@ -309,8 +309,7 @@ static void move_sizes(member *self, const size_t *counts, size_t count_of_count
 static void exercise(const char *backend, const int *hosts, int rank, int size, int port)
 {
     static const size_t counts[] = {0, 1, 5, 130, 4099, 70001};
-    bool is_fake = strcmp(backend, "fake") == 0;
-    size_t count_of_counts = is_fake ? 5 : 6;
+    const size_t count_of_counts = sizeof counts / sizeof *counts;
     member self = join(backend, hosts, rank, size, port);
     reduce_all_dtypes(&self, 37);
     reduce_sizes(&self, counts, count_of_counts);
@@ -341,16 +340,6 @@ MULTI_TEST(all_over_gloo_in_the_middle, 4, 60)
 MULTI_TEST(all_over_gloo_mixed, 7, 100)
 {
     exercise("gloo", MIXED, rank, world_size, port);
-}
-
-MULTI_TEST(all_over_fake, 4, 60)
-{
-    exercise("fake", HALVES, rank, world_size, port);
-}
-
-MULTI_TEST(all_over_fake_unevenly, 4, 60)
-{
-    exercise("fake", UNEVEN, rank, world_size, port);
 }
 
 /* reduce and reduce_scatter work in chunks in scratch memory of 4 MiB for each leader and host. */

@@ -92,9 +92,11 @@ MULTI_TEST(everything_over_hosts, 1, 900)
     carry_all(carrier, 4);
 }
 
-MULTI_TEST(over_fake, 1, 900)
+/* Rank 1 is late with each operation. */
+MULTI_TEST(over_delays, 1, 900)
 {
-    CHECK_INT(setenv("TDDP_SHM", "0", 1), 0);
+    CHECK_INT(setenv("LAYOUT", "one", 1), 0);
+    CHECK_INT(setenv("TDDP_FAKE", "delay_ms=1,rank=1", 1), 0);
     carry((seq_carrier){.backend = "fake",
                         .most = 5000,
                         .operations = 30,
