@@ -116,8 +116,8 @@ TEST(a_failed_start_with_another_world_size)
     tddp_store *store;
     tddp_group *group;
     CHECK_OK(tddp_hash_store_create(20000, &store));
-    for (int rank = 0; rank < 2; rank++) {
-        CHECK_STATUS(try_create(store, rank, WORLD + 1, 150, &group), TDDP_TIMEOUT);
+    for (int each = 0; each < 2; each++) {
+        CHECK_STATUS(try_create(store, each, WORLD + 1, 150, &group), TDDP_TIMEOUT);
     }
     all_create(store);
     tddp_store_release(store);
