@@ -109,7 +109,6 @@ static tddp_slice slice(const char *text)
     return (tddp_slice){text, strlen(text)};
 }
 
-/* The list counts, not the key that says it is complete: a rank may have given up meanwhile. */
 /* What an attempt of another size has left in the store is over. */
 TEST(a_failed_start_with_another_world_size)
 {
@@ -123,6 +122,7 @@ TEST(a_failed_start_with_another_world_size)
     tddp_store_release(store);
 }
 
+/* The list counts, not the key that says it is complete: a rank may have given up meanwhile. */
 TEST(it_is_said_to_be_complete_too_early)
 {
     tddp_store *store;

@@ -265,7 +265,8 @@ MULTI_TEST(mismatched_calls, 3, 30)
         CHECK_OK(described_sum(group, on_device(data, COUNT, TDDP_FLOAT32), "float32 [1000]"));
         CHECK_DOUBLE((double)data[COUNT - 1], 3, 0);
     }
-    /* However many were compared, the store has the keys of the last one. */
+    /* However many were compared, the store has the keys of the last one, and perhaps some of the
+     * next: that another rank has begun. */
     int64_t keys;
     CHECK_OK(tddp_store_num_keys(store, NULL, &keys));
     for (int i = 0; i < 5; i++) {
@@ -274,7 +275,7 @@ MULTI_TEST(mismatched_calls, 3, 30)
     if (rank == 0) {
         int64_t after;
         CHECK_OK(tddp_store_num_keys(store, NULL, &after));
-        CHECK(after <= keys);
+        CHECK(after <= keys + 3);
     }
     size_t count = rank == 2 ? COUNT - 1 : COUNT;
     CHECK_STATUS(described_sum(group, on_device(data, count, TDDP_FLOAT32),
