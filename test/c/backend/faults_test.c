@@ -11,7 +11,6 @@
 
 enum { DONE }; /* an event */
 
-/* Runs the rest of a test over each backend; `faults` apart, which come last. */
 static const char *const beneath[] = {"shm", "gloo"};
 enum { BENEATH = sizeof beneath / sizeof *beneath };
 

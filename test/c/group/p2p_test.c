@@ -1,4 +1,6 @@
 /* Sends and receives: values, order, any source, beside collectives. */
+#include <stdlib.h>
+
 #include "ranks.h"
 #include "values.h"
 
@@ -234,7 +236,9 @@ static void pending_receives(int rank, int world, tddp_store *store, void *data)
     tddp_group_release(group);
 }
 
+/* But for Gloo, which has two lists of them (tddp/group.h). */
 TEST(pending_receives_match_in_order)
 {
+    setenv("TDDP_FAKE", "over=shm", 1);
     run_ranks(2, pending_receives, NULL);
 }
