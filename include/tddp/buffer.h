@@ -59,6 +59,12 @@ typedef struct tddp_buffer {
 /** Bytes of one element; 0 for a value that is no dtype. */
 TDDP_API size_t tddp_dtype_size(tddp_dtype dtype);
 
+/** Bytes of all elements. */
+static inline size_t tddp_buffer_bytes(const tddp_buffer *buffer)
+{
+    return buffer->count * tddp_dtype_size(buffer->dtype);
+}
+
 /** "float32" and so on; "unknown" for a value that is no dtype. Static. */
 TDDP_API const char *tddp_dtype_name(tddp_dtype dtype);
 

@@ -36,21 +36,17 @@ typedef struct tddp_group_bundle {
     bool copies;   /* those are copied to the staging memory */
 } bundle;
 
-static size_t bytes_of(const tddp_buffer *buffer)
-{
-    return buffer->count * tddp_dtype_size(buffer->dtype);
-}
-
 /* How many buffers the step that begins with the buffer `first` has. Device memory cannot be
  * copied here. */
 static size_t step_count(const bundle *self, size_t first)
 {
     const tddp_buffer *buffers = self->buffers + first;
     size_t left = self->count - first;
-    size_t bytes = bytes_of(buffers);
+    size_t bytes = tddp_buffer_bytes(buffers);
     size_t count = 1;
-    while (count < left && self->on_host && bytes + bytes_of(&buffers[count]) <= STEP_BYTES) {
-        bytes += bytes_of(&buffers[count]);
+    while (count < left && self->on_host &&
+           bytes + tddp_buffer_bytes(&buffers[count]) <= STEP_BYTES) {
+        bytes += tddp_buffer_bytes(&buffers[count]);
         count++;
     }
     return count;
@@ -72,8 +68,8 @@ static void begin_step(bundle *self, int64_t deadline)
     char *at = self->staging;
     for (size_t i = 0; self->copies && i < self->active; i++) {
         if (buffers[i].count > 0) {
-            memcpy(at, buffers[i].data, bytes_of(&buffers[i]));
-            at += bytes_of(&buffers[i]);
+            memcpy(at, buffers[i].data, tddp_buffer_bytes(&buffers[i]));
+            at += tddp_buffer_bytes(&buffers[i]);
         }
     }
     if (self->copies) {
@@ -88,8 +84,8 @@ static void end_step(bundle *self)
     const char *at = self->staging;
     for (size_t i = 0; self->copies && i < self->active; i++) {
         if (buffers[i].count > 0) {
-            memcpy(buffers[i].data, at, bytes_of(&buffers[i]));
-            at += bytes_of(&buffers[i]);
+            memcpy(buffers[i].data, at, tddp_buffer_bytes(&buffers[i]));
+            at += tddp_buffer_bytes(&buffers[i]);
         }
     }
     self->done += self->active;
@@ -139,8 +135,8 @@ static tddp_status plan(tddp_work *work, bundle *self)
     for (size_t i = 0; i < self->count; work->steps++) {
         size_t count = step_count(self, i);
         tddp_buffer merged = tddp_buffers_joined(self->buffers + i, count);
-        if (!merged.data && !self->copied && bytes_of(&merged) > most) {
-            most = bytes_of(&merged);
+        if (!merged.data && !self->copied && tddp_buffer_bytes(&merged) > most) {
+            most = tddp_buffer_bytes(&merged);
         }
         i += count;
     }

@@ -10,12 +10,15 @@
 
 #include <tddp.h>
 
-#include "check.h"
+#include "events.h"
 
 static inline pid_t start_store_process(int *port)
 {
     int ready[2];
     CHECK_INT(pipe(ready), 0);
+    /* Threads that were lent to a call end a moment later; ThreadSanitizer has no fork beside them.
+     */
+    CHECK_UNTIL(check_threads_named("tddp-blocking") == 0);
     fflush(NULL);
     pid_t pid = fork();
     CHECK(pid >= 0);

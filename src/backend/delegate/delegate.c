@@ -340,11 +340,6 @@ static bool is_abandoned(const request *self)
     return self->owners == 1;
 }
 
-static size_t bytes_of(const tddp_buffer *buffer)
-{
-    return buffer->count * tddp_dtype_size(buffer->dtype);
-}
-
 tddp_status tddp_delegate_read(const tddp_delegate_request *seen, size_t index, void *to)
 {
     const request *self = (const request *)seen;
@@ -353,7 +348,7 @@ tddp_status tddp_delegate_read(const tddp_delegate_request *seen, size_t index, 
     if (is_abandoned(self)) {
         status = tddp_fail(TDDP_CANCELED, "the operation has ended");
     } else if (self->buffers[index].count > 0) {
-        memcpy(to, self->buffers[index].data, bytes_of(&self->buffers[index]));
+        memcpy(to, self->buffers[index].data, tddp_buffer_bytes(&self->buffers[index]));
     }
     pthread_mutex_unlock(&lock);
     return status;
@@ -370,7 +365,7 @@ void tddp_delegate_complete(tddp_delegate_request *seen, tddp_status status, con
     for (size_t i = 0; status == TDDP_OK && !is_abandoned(self) && i < seen->output_count; i++) {
         const tddp_buffer *to = &self->buffers[seen->input_count + i];
         if (to->count > 0) {
-            memcpy(to->data, outputs[i], bytes_of(to));
+            memcpy(to->data, outputs[i], tddp_buffer_bytes(to));
         }
     }
     pthread_cond_broadcast(&completed);

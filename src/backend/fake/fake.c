@@ -2,7 +2,7 @@
  * See fake.h. A group with faults has a copy of the table beneath, in which those functions look
  * its faults up by its context that begin or end an operation.
  *
- * Invariant: a context is in the list from its opening to its destroy(); only its `delay` changes,
+ * Invariant: a context is in the list from its opening to its destroy(); only its `fate` changes,
  * by the one thread that runs its operation.
  */
 #include "backend/fake/fake.h"
@@ -16,8 +16,8 @@ typedef struct faulty {
     tddp_inner inner;
     tddp_fake_faults faults;
     tddp_cancel *aborted;
-    uint64_t delayed; /* the collective that runs, */
-    int64_t until;    /* and when its delay is over */
+    uint64_t running; /* the collective, */
+    tddp_fake_fate fate;
     struct faulty *next;
 } faulty;
 
@@ -27,7 +27,7 @@ typedef struct fake_request {
                                   the backend beneath hasn't got the message */
     faulty *of;
     const tddp_op *op;
-    int64_t until;
+    tddp_fake_fate fate;
 } fake_request;
 
 /* Process-wide, like the tables. */
@@ -61,16 +61,25 @@ static void remove_from_list(const faulty *self)
 static tddp_status run(void *context, const tddp_op *op)
 {
     faulty *self = find(context);
-    self->until = self->delayed == op->sequence ? self->until : 0;
-    self->delayed = op->sequence;
-    tddp_status status = tddp_fake_before(&self->faults, op, self->aborted, &self->until);
+    if (self->running != op->sequence) {
+        self->fate = (tddp_fake_fate){0};
+        self->running = op->sequence;
+    }
+    tddp_status status = tddp_fake_before(&self->faults, op, self->aborted, &self->fate);
     return status ? status : self->inner.backend->run[op->kind](context, op);
+}
+
+/* Whether it goes to a queue of the device, with its faults when it is launched. */
+static bool is_queued(const faulty *self, const tddp_op *op)
+{
+    return self->inner.backend->launch &&
+           (op->input.device_type != TDDP_CPU || op->output.device_type != TDDP_CPU);
 }
 
 static tddp_status post(void *context, const tddp_op *op, void **out)
 {
     faulty *self = find(context);
-    const bool queued = !tddp_op_is_p2p(op->kind) || op->input.device_type != TDDP_CPU;
+    const bool queued = is_queued(self, op);
     fake_request *made = tddp_alloc(sizeof *made);
     tddp_status status = made ? TDDP_OK : TDDP_OUT_OF_MEMORY;
     if (status == TDDP_OK && !queued && (int64_t)op->sequence == self->faults.post_fail_at) {
@@ -90,14 +99,13 @@ static tddp_status post(void *context, const tddp_op *op, void **out)
     return TDDP_OK;
 }
 
-/* What is on a device's queue had its faults when it was launched. */
 static tddp_status finish(void *context, void *request, int *source)
 {
     fake_request *made = request;
     faulty *self = made->of;
-    const bool queued = self->inner.backend->launch && made->op->input.device_type != TDDP_CPU;
+    const bool queued = is_queued(self, made->op);
     tddp_status status =
-        queued ? TDDP_OK : tddp_fake_before(&self->faults, made->op, self->aborted, &made->until);
+        queued ? TDDP_OK : tddp_fake_before(&self->faults, made->op, self->aborted, &made->fate);
     if (status == TDDP_CANCELED) {
         return status;
     }
@@ -112,7 +120,7 @@ static tddp_status launch(void *context, void *request)
 {
     fake_request *made = request;
     faulty *self = made->of;
-    tddp_status status = tddp_fake_before(&self->faults, made->op, self->aborted, &made->until);
+    tddp_status status = tddp_fake_before(&self->faults, made->op, self->aborted, &made->fate);
     return status ? status : tddp_inner_launch(context, request);
 }
 
@@ -148,34 +156,31 @@ static tddp_status fill(tddp_wrapper *self)
     self->table.launches_at_once = NULL; /* a delay is waited for */
     self->table.probe = NULL;            /* of communicators between hosts: none has faults */
     self->table.drop = NULL;
-    for (uint32_t kind = 0; kind < inner->op_count; kind++) {
+    self->table.size = sizeof self->table;
+    self->table.op_count = inner->op_count < TDDP_OP_COUNT ? inner->op_count : TDDP_OP_COUNT;
+    for (uint32_t kind = 0; kind < self->table.op_count; kind++) {
         self->table.run[kind] = inner->run[kind] ? run : NULL;
     }
     return TDDP_OK;
 }
 
-tddp_status tddp_fake_wrap(int rank, tddp_inner *inner)
+/* Looks a group's faults up by its context from now on, and serves it by a table that does. */
+static tddp_status add_faults(const tddp_fake_faults *faults, tddp_inner *inner)
 {
     const tddp_backend_v1 *const wrapped[TDDP_MAX_INNER] = {inner->backend};
     const tddp_backend_v1 *table;
-    tddp_fake_faults faults;
-    tddp_status status = tddp_fake_read_faults(rank, &faults);
-    if (status == TDDP_OK && !faults.any) {
-        return TDDP_OK;
-    }
-    faulty *made = status ? NULL : tddp_alloc(sizeof *made);
-    status = status ? status : made ? tddp_cancel_create(&made->aborted) : TDDP_OUT_OF_MEMORY;
+    faulty *made = tddp_alloc(sizeof *made);
+    tddp_status status = made ? tddp_cancel_create(&made->aborted) : TDDP_OUT_OF_MEMORY;
     status = status ? status : tddp_wrapper_table(fill, wrapped, &table);
     if (status) {
         if (made) {
             tddp_cancel_free(made->aborted);
         }
         free(made);
-        tddp_inner_close(inner);
         return status;
     }
     made->inner = *inner;
-    made->faults = faults;
+    made->faults = *faults;
     pthread_mutex_lock(&lock);
     made->next = all;
     all = made;
@@ -184,17 +189,32 @@ tddp_status tddp_fake_wrap(int rank, tddp_inner *inner)
     return TDDP_OK;
 }
 
-tddp_status tddp_fake_inner(int rank, const tddp_backend_v1 **out)
+tddp_status tddp_fake_wrap(int rank, tddp_inner *inner)
 {
     tddp_fake_faults faults;
     tddp_status status = tddp_fake_read_faults(rank, &faults);
     if (status == TDDP_OK && faults.create_fail) {
         status = tddp_fail(TDDP_NETWORK, "asked to fail by TDDP_FAKE");
     }
-    if (status == TDDP_OK && strcmp(faults.over, "fake") == 0) {
-        status = tddp_fail(TDDP_INVALID_ARGUMENT, "TDDP_FAKE: over=fake: expected another backend");
+    if (status == TDDP_OK && faults.any) {
+        status = add_faults(&faults, inner);
     }
-    return status ? status : tddp_backend_find(faults.over, out);
+    if (status) {
+        tddp_inner_close(inner);
+    }
+    return status;
+}
+
+tddp_status tddp_fake_inner(int rank, const tddp_backend_v1 **out)
+{
+    tddp_fake_faults faults = {.over = "shm"};
+    /* A rank that refuses the rest does so once it is connected: the others wait for it. */
+    (void)!tddp_fake_read_faults(rank, &faults);
+    if (strcmp(faults.over, "fake") == 0 || strchr(faults.over, ':')) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "TDDP_FAKE: over=%s: expected one backend, and another one", faults.over);
+    }
+    return tddp_backend_find(faults.over, out);
 }
 
 /* --- the name -------------------------------------------------------------------------------- */

@@ -15,8 +15,9 @@
  *     create_fail=1   the group cannot be created: TDDP_NETWORK
  *     rank=N          only on rank N of the group
  *
- * The context is that of the backend beneath, which never gets an operation with a fault. Without
- * faults its own table serves the group.
+ * The context is that of the backend beneath, which doesn't get an operation with a fault (one that
+ * goes to a device's queue it gets, but doesn't launch). Without faults its own table serves the
+ * group.
  */
 #ifndef TDDP_BACKEND_FAKE_H
 #define TDDP_BACKEND_FAKE_H
@@ -26,12 +27,12 @@
 /* What a group asks for; open.c opens the backend beneath instead, and wraps it. */
 const tddp_backend_v1 *tddp_fake_backend(void);
 
-/* The backend beneath. Errors: those of tddp_backend_find(); TDDP_INVALID_ARGUMENT: TDDP_FAKE is
- * malformed; TDDP_NETWORK: asked for. */
+/* The backend beneath. Errors: those of tddp_backend_find(); TDDP_INVALID_ARGUMENT: it can't have
+ * faults. */
 TDDP_NODISCARD tddp_status tddp_fake_inner(int rank, const tddp_backend_v1 **out);
 
-/* The table that serves the open backend with the faults; closes it on failure. Both are unchanged
- * if there are none for this rank. */
+/* Has the open backend served by a table with the faults, if there are any for this rank. Closes it
+ * on failure: TDDP_INVALID_ARGUMENT: TDDP_FAKE is malformed; TDDP_NETWORK: asked for. */
 TDDP_NODISCARD tddp_status tddp_fake_wrap(int rank, tddp_inner *inner);
 
 #endif

@@ -59,6 +59,7 @@ tddp_status tddp_fake_read_faults(int rank, tddp_fake_faults *out)
         size_t length = strcspn(words, ",");
         tddp_status status = length ? parse_item(words, length, &faults, &only) : TDDP_OK;
         if (status) {
+            memcpy(out->over, faults.over, sizeof out->over);
             return status;
         }
         words += length + (words[length] == ',');
@@ -82,11 +83,11 @@ static tddp_status pause_until(int64_t deadline, const tddp_cancel *aborted,
                                 {.fd = tddp_cancel_fd(interrupt), .events = POLLIN}};
     while (tddp_now_ns() < deadline) {
         const int64_t own = tddp_cancel_deadline(interrupt);
-        if (interrupt && tddp_cancel_triggered(interrupt)) {
-            return tddp_fail(TDDP_CANCELED, "interrupted");
-        }
         if (tddp_cancel_triggered(aborted)) {
             return tddp_fail(TDDP_GROUP_FAILED, "aborted");
+        }
+        if (interrupt && tddp_cancel_triggered(interrupt)) {
+            return tddp_fail(TDDP_CANCELED, "interrupted");
         }
         if (poll(entries, 2, tddp_deadline_poll_ms(own < deadline ? own : deadline)) < 0 &&
             errno != EINTR) {
@@ -121,18 +122,19 @@ bool tddp_fake_ends(const tddp_fake_faults *faults, const tddp_op *op)
 }
 
 tddp_status tddp_fake_before(const tddp_fake_faults *faults, const tddp_op *op,
-                             const tddp_cancel *aborted, int64_t *until)
+                             const tddp_cancel *aborted, tddp_fake_fate *fate)
 {
-    const fault what = fault_of(faults, op);
-    if (*until == 0) {
-        *until = tddp_deadline_after_ms(what == DROPS || what == IS_LATE ? op->timeout_ms
-                                                                         : faults->delay_ms);
+    if (fate->until == 0) {
+        fate->fault = fault_of(faults, op);
+        fate->timeout_ms = op->timeout_ms;
+        const bool waits = fate->fault == DROPS || fate->fault == IS_LATE;
+        fate->until = tddp_deadline_after_ms(waits ? op->timeout_ms : faults->delay_ms);
     }
-    tddp_status status = pause_until(*until, aborted, op->cancel);
+    tddp_status status = pause_until(fate->until, aborted, op->cancel);
     if (status) {
         return status;
     }
-    switch (what) {
+    switch ((fault)fate->fault) {
     case FAILS:
         return tddp_fail(TDDP_NETWORK, "asked to fail by TDDP_FAKE");
     case LOSES:
@@ -140,7 +142,7 @@ tddp_status tddp_fake_before(const tddp_fake_faults *faults, const tddp_op *op,
     case DROPS:
     case IS_LATE:
         return tddp_fail(TDDP_TIMEOUT, "not done after %" PRId64 " ms: %s by TDDP_FAKE",
-                         op->timeout_ms, what == DROPS ? "dropped" : "delayed");
+                         fate->timeout_ms, fate->fault == DROPS ? "dropped" : "delayed");
     case NONE:
         break;
     }

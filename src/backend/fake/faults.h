@@ -22,16 +22,22 @@ typedef struct tddp_fake_faults {
     int64_t create_fail;
 } tddp_fake_faults;
 
-/* Parses TDDP_FAKE. */
+/* What becomes of an operation, which is decided once. All zero at first. */
+typedef struct tddp_fake_fate {
+    int fault;
+    int64_t timeout_ms; /* the operation's, at first */
+    int64_t until;      /* when its delay is over; 0: nothing is decided */
+} tddp_fake_fate;
+
+/* Parses TDDP_FAKE; `over` is set also if that fails. */
 TDDP_NODISCARD tddp_status tddp_fake_read_faults(int rank, tddp_fake_faults *out);
 
 /* Whether the backend beneath must not get the operation at all. */
 bool tddp_fake_ends(const tddp_fake_faults *faults, const tddp_op *op);
 
-/* Delays an operation, then drops or fails it. `*until`, 0 at first, is when its delay is over:
- * TDDP_CANCELED, once the operation's token is triggered, leaves the rest of it. TDDP_GROUP_FAILED:
- * `aborted` was triggered. */
+/* Delays an operation, then drops or fails it. TDDP_CANCELED, once the operation's token is
+ * triggered, leaves the rest of its delay. TDDP_GROUP_FAILED: `aborted` was triggered. */
 TDDP_NODISCARD tddp_status tddp_fake_before(const tddp_fake_faults *faults, const tddp_op *op,
-                                            const tddp_cancel *aborted, int64_t *until);
+                                            const tddp_cancel *aborted, tddp_fake_fate *fate);
 
 #endif

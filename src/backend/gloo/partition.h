@@ -20,7 +20,7 @@ enum Phase : unsigned { TO_OWNER = 0, FROM_OWNER = 1, DIRECT = 2 };
 
 inline size_t bytes_of(const tddp_buffer &buffer)
 {
-    return buffer.count * tddp_dtype_size(buffer.dtype);
+    return tddp_buffer_bytes(&buffer);
 }
 
 inline void copy(void *to, const void *from, size_t bytes)

@@ -26,11 +26,6 @@ typedef struct message {
 /* MPI promises tags up to 32767. */
 enum { NUMBERS = 32768 };
 
-static size_t bytes_of(const tddp_buffer *buffer)
-{
-    return buffer->count * tddp_dtype_size(buffer->dtype);
-}
-
 static int piece_of(size_t bytes, int piece)
 {
     const size_t left = bytes - (size_t)piece * TDDP_MPI_MOST;
@@ -61,7 +56,7 @@ static tddp_status start_send(tddp_mpi *self, message *out)
     }
     for (int i = 0; i < out->pieces && code == MPI_SUCCESS; i++) {
         code = MPI_Isend((const char *)data->data + (size_t)i * TDDP_MPI_MOST,
-                         piece_of(bytes_of(data), i), MPI_BYTE, out->op->peer, (int)number,
+                         piece_of(tddp_buffer_bytes(data), i), MPI_BYTE, out->op->peer, (int)number,
                          self->payloads, &out->payload[i]);
     }
     return tddp_mpi_check(code, "send");
@@ -78,7 +73,8 @@ tddp_status tddp_mpi_post(void *context, const tddp_op *op, void **request)
         return status;
     }
     const bool sends = op->kind == TDDP_OP_SEND;
-    const size_t pieces = sends ? (bytes_of(&op->input) + TDDP_MPI_MOST - 1) / TDDP_MPI_MOST : 0;
+    const size_t pieces =
+        sends ? (tddp_buffer_bytes(&op->input) + TDDP_MPI_MOST - 1) / TDDP_MPI_MOST : 0;
     message *made = calloc(1, sizeof *made + pieces * sizeof(MPI_Request));
     if (!made) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
@@ -157,7 +153,7 @@ static tddp_status finish_receive(message *self, int *source)
     if (self->head.count != into->count || self->head.dtype != (uint32_t)into->dtype) {
         return refuse(self, from.MPI_SOURCE);
     }
-    return receive_payload(self, into->data, bytes_of(into), from.MPI_SOURCE);
+    return receive_payload(self, into->data, tddp_buffer_bytes(into), from.MPI_SOURCE);
 }
 
 tddp_status tddp_mpi_finish(void *context, void *request, int *source)

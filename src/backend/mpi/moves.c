@@ -7,14 +7,9 @@
 
 #include "backend/mpi/mpi.h"
 
-static size_t bytes_of(const tddp_buffer *buffer)
-{
-    return buffer->count * tddp_dtype_size(buffer->dtype);
-}
-
 static tddp_status broadcast(tddp_mpi *self, const tddp_op *op, const tddp_mpi_limits *limits)
 {
-    const size_t bytes = bytes_of(&op->output);
+    const size_t bytes = tddp_buffer_bytes(&op->output);
     tddp_status status = TDDP_OK;
     for (size_t at = 0; at < bytes && status == TDDP_OK; at += TDDP_MPI_MOST) {
         const int piece = (int)(bytes - at < TDDP_MPI_MOST ? bytes - at : TDDP_MPI_MOST);
@@ -39,7 +34,7 @@ typedef struct exchange {
 
 static void start_receive(exchange *self, const tddp_buffer *part, size_t at, int peer)
 {
-    const size_t left = bytes_of(part) - at;
+    const size_t left = tddp_buffer_bytes(part) - at;
     const int piece = (int)(left < TDDP_MPI_MOST ? left : TDDP_MPI_MOST);
     if (self->code == MPI_SUCCESS) {
         self->code = MPI_Irecv((char *)part->data + at, piece, MPI_BYTE, peer, 0,
@@ -58,7 +53,7 @@ static void start_send(exchange *self, const void *data, size_t bytes, size_t at
 
 static size_t pieces_of(const tddp_buffer *part)
 {
-    return (bytes_of(part) + TDDP_MPI_MOST - 1) / TDDP_MPI_MOST;
+    return (tddp_buffer_bytes(part) + TDDP_MPI_MOST - 1) / TDDP_MPI_MOST;
 }
 
 static tddp_status prepare(tddp_mpi *self, const tddp_op *op, exchange *out)
@@ -69,7 +64,7 @@ static tddp_status prepare(tddp_mpi *self, const tddp_op *op, exchange *out)
         const tddp_buffer to = tddp_op_sends(op, self->rank, peer);
         const tddp_buffer from = tddp_op_receives(op, self->rank, peer);
         requests += pieces_of(&to) + pieces_of(&from);
-        copied += to.data == from.data ? bytes_of(&to) : 0;
+        copied += to.data == from.data ? tddp_buffer_bytes(&to) : 0;
     }
     *out = (exchange){.group = self,
                       .requests = malloc((requests + 1) * sizeof(MPI_Request)),
@@ -95,15 +90,15 @@ static void start(exchange *self, const tddp_op *op)
         const tddp_buffer from = tddp_op_receives(op, rank, peer);
         const void *data = to.data;
         if (to.data == from.data && to.count > 0) {
-            memcpy(copy, to.data, bytes_of(&to));
+            memcpy(copy, to.data, tddp_buffer_bytes(&to));
             data = copy;
-            copy += bytes_of(&to);
+            copy += tddp_buffer_bytes(&to);
         }
-        for (size_t at = 0; at < bytes_of(&from); at += TDDP_MPI_MOST) {
+        for (size_t at = 0; at < tddp_buffer_bytes(&from); at += TDDP_MPI_MOST) {
             start_receive(self, &from, at, peer);
         }
-        for (size_t at = 0; at < bytes_of(&to); at += TDDP_MPI_MOST) {
-            start_send(self, data, bytes_of(&to), at, peer);
+        for (size_t at = 0; at < tddp_buffer_bytes(&to); at += TDDP_MPI_MOST) {
+            start_send(self, data, tddp_buffer_bytes(&to), at, peer);
         }
     }
 }
@@ -118,7 +113,7 @@ static tddp_status move_parts(tddp_mpi *self, const tddp_op *op, const tddp_mpi_
     const tddp_buffer to = tddp_op_sends(op, self->rank, self->rank);
     const tddp_buffer from = tddp_op_receives(op, self->rank, self->rank);
     if (from.count > 0 && to.count > 0 && to.data != from.data) {
-        memcpy(from.data, to.data, bytes_of(&to));
+        memcpy(from.data, to.data, tddp_buffer_bytes(&to));
     }
     start(&all, op);
     status = tddp_mpi_wait(limits, all.code, all.requests, all.started, tddp_op_name(op->kind));
@@ -145,7 +140,7 @@ static bool are_equal(const tddp_mpi *self, const tddp_buffer *parts)
 static tddp_status all_gather_equal(tddp_mpi *self, const tddp_op *op,
                                     const tddp_mpi_limits *limits)
 {
-    const size_t each = bytes_of(&op->input);
+    const size_t each = tddp_buffer_bytes(&op->input);
     char *packed = op->output.data ? NULL : malloc(each * (size_t)self->size + 1);
     char *into = op->output.data ? op->output.data : packed;
     if (!into) {
@@ -171,7 +166,7 @@ tddp_status tddp_mpi_move(tddp_mpi *self, const tddp_op *op, const tddp_mpi_limi
         return broadcast(self, op, limits);
     }
     if (op->kind == TDDP_OP_ALL_GATHER && are_equal(self, op->output_parts) &&
-        op->input.count > 0 && bytes_of(&op->input) <= TDDP_MPI_MOST) {
+        op->input.count > 0 && tddp_buffer_bytes(&op->input) <= TDDP_MPI_MOST) {
         return all_gather_equal(self, op, limits);
     }
     return move_parts(self, op, limits);

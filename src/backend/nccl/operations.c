@@ -21,11 +21,6 @@ typedef struct launch {
     int64_t deadline_ns;
 } launch;
 
-static size_t bytes_of(const tddp_buffer *buffer)
-{
-    return buffer->count * tddp_dtype_size(buffer->dtype);
-}
-
 /* Waits for a call. Errors of calls within a group are reported at its end. */
 static tddp_status check(const launch *self, tddp_nccl_result result, const char *what)
 {
@@ -48,14 +43,14 @@ static tddp_status end_group(const launch *self, tddp_nccl_result so_far, const 
 
 static tddp_nccl_result send_bytes(const launch *self, const tddp_buffer *from, int peer)
 {
-    return self->nccl->ncclSend(from->data, bytes_of(from), TDDP_NCCL_UINT8, peer, self->comm,
-                                self->communicator->stream);
+    return self->nccl->ncclSend(from->data, tddp_buffer_bytes(from), TDDP_NCCL_UINT8, peer,
+                                self->comm, self->communicator->stream);
 }
 
 static tddp_nccl_result receive_bytes(const launch *self, const tddp_buffer *into, int peer)
 {
-    return self->nccl->ncclRecv(into->data, bytes_of(into), TDDP_NCCL_UINT8, peer, self->comm,
-                                self->communicator->stream);
+    return self->nccl->ncclRecv(into->data, tddp_buffer_bytes(into), TDDP_NCCL_UINT8, peer,
+                                self->comm, self->communicator->stream);
 }
 
 static tddp_status copy(const launch *self, const void *from, void *into, size_t bytes)
@@ -90,8 +85,8 @@ static tddp_status get_packed(const launch *self, const tddp_buffer *buffer,
     if (packed->data) {
         return TDDP_OK;
     }
-    tddp_status status =
-        tddp_cuda_allocate(self->cuda, bytes_of(buffer), self->communicator->stream, packed);
+    tddp_status status = tddp_cuda_allocate(self->cuda, tddp_buffer_bytes(buffer),
+                                            self->communicator->stream, packed);
     return status
                ? tddp_fail(status, "%s, for parts that do not lie end to end", tddp_error_message())
                : TDDP_OK;
@@ -99,7 +94,7 @@ static tddp_status get_packed(const launch *self, const tddp_buffer *buffer,
 
 static tddp_status copy_parts(const launch *self, const tddp_buffer *parts, char *packed, bool in)
 {
-    const size_t each = bytes_of(parts);
+    const size_t each = tddp_buffer_bytes(parts);
     tddp_status status = TDDP_OK;
     for (int rank = 0; rank < self->communicator->opts.size && status == TDDP_OK; rank++) {
         char *slot = packed + (size_t)rank * each;
@@ -248,9 +243,9 @@ static tddp_status broadcast(const launch *self)
 {
     const tddp_op *op = self->op;
     return check(self,
-                 self->nccl->ncclBroadcast(op->input.data, op->output.data, bytes_of(&op->output),
-                                           TDDP_NCCL_UINT8, op->root, self->comm,
-                                           self->communicator->stream),
+                 self->nccl->ncclBroadcast(op->input.data, op->output.data,
+                                           tddp_buffer_bytes(&op->output), TDDP_NCCL_UINT8,
+                                           op->root, self->comm, self->communicator->stream),
                  "ncclBroadcast");
 }
 
@@ -264,7 +259,7 @@ static tddp_status all_gather_equal_parts(const launch *self)
     }
     status =
         check(self,
-              self->nccl->ncclAllGather(op->input.data, packed.data, bytes_of(&op->input),
+              self->nccl->ncclAllGather(op->input.data, packed.data, tddp_buffer_bytes(&op->input),
                                         TDDP_NCCL_UINT8, self->comm, self->communicator->stream),
               "ncclAllGather");
     if (status == TDDP_OK && packed.data != op->output.data) {
@@ -286,9 +281,9 @@ static tddp_status all_gather(const launch *self)
     for (int rank = 0; rank < self->communicator->opts.size; rank++) {
         const tddp_buffer *part = &op->output_parts[rank];
         const void *from = rank == self->communicator->opts.rank ? op->input.data : part->data;
-        result = first_error(result, self->nccl->ncclBroadcast(from, part->data, bytes_of(part),
-                                                               TDDP_NCCL_UINT8, rank, self->comm,
-                                                               self->communicator->stream));
+        result = first_error(result, self->nccl->ncclBroadcast(
+                                         from, part->data, tddp_buffer_bytes(part), TDDP_NCCL_UINT8,
+                                         rank, self->comm, self->communicator->stream));
     }
     return end_group(self, result, "ncclBroadcast");
 }
@@ -299,7 +294,7 @@ static tddp_status exchange(const launch *self)
     const tddp_buffer from = tddp_op_sends(self->op, local, local);
     const tddp_buffer into = tddp_op_receives(self->op, local, local);
     if (from.count > 0 && into.count > 0) {
-        tddp_status status = copy(self, from.data, into.data, bytes_of(&from));
+        tddp_status status = copy(self, from.data, into.data, tddp_buffer_bytes(&from));
         if (status) {
             return status;
         }

@@ -117,7 +117,7 @@ tddp_status tddp_shm_reduce_to(tddp_shm *shm, const tddp_op *op, int root)
                                .rank = tddp_shm_rank(shm),
                                .size = tddp_shm_size(shm),
                                .root = root,
-                               .bytes = tddp_shm_buffer_bytes(&op->output),
+                               .bytes = tddp_buffer_bytes(&op->output),
                                .combine = combine_chunk};
     if (self.size == 1) {
         return reduce_single_rank(&self);

@@ -48,7 +48,7 @@ static uint64_t digest_of(const tddp_call *call, const tddp_op *op, int size)
 
 static uint64_t shared_offset(const tddp_shm *shm, const tddp_buffer *buffer)
 {
-    size_t bytes = tddp_shm_buffer_bytes(buffer);
+    size_t bytes = tddp_buffer_bytes(buffer);
     return bytes > 0 ? tddp_shm_offset_of(shm, buffer->data, bytes) : TDDP_SHM_NOT_SHARED;
 }
 

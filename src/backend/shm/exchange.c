@@ -43,7 +43,7 @@ static bool is_inline(const tddp_shm_transfer *self, size_t bytes)
 /* The offset that the sender publishes for a part that isn't inline. */
 static uint64_t direct_offset(const tddp_shm_transfer *self, const tddp_buffer *part)
 {
-    size_t bytes = tddp_shm_buffer_bytes(part);
+    size_t bytes = tddp_buffer_bytes(part);
     bool direct = self->forced
                       ? is_forced(self, TDDP_SHM_DIRECT) || is_forced(self, TDDP_SHM_SLICED)
                       : bytes >= DIRECT_MIN_BYTES;
@@ -63,13 +63,13 @@ static uint64_t peer_offset(const tddp_shm_transfer *self, int sender)
 
 bool tddp_shm_sends_staged(const tddp_shm_transfer *self, const tddp_buffer *part)
 {
-    size_t bytes = tddp_shm_buffer_bytes(part);
+    size_t bytes = tddp_buffer_bytes(part);
     return bytes > 0 && !is_inline(self, bytes) && direct_offset(self, part) == TDDP_SHM_NOT_SHARED;
 }
 
 bool tddp_shm_receives_staged(const tddp_shm_transfer *self, int sender, const tddp_buffer *part)
 {
-    size_t bytes = tddp_shm_buffer_bytes(part);
+    size_t bytes = tddp_buffer_bytes(part);
     return bytes > 0 && !is_inline(self, bytes) && peer_offset(self, sender) == TDDP_SHM_NOT_SHARED;
 }
 
@@ -89,7 +89,7 @@ static void enter(const tddp_shm_transfer *self)
 {
     if (self->single_part) {
         tddp_buffer part = shared_part(self);
-        size_t bytes = tddp_shm_buffer_bytes(&part);
+        size_t bytes = tddp_buffer_bytes(&part);
         if (is_inline(self, bytes)) {
             tddp_shm_enter(self->shm, self->op, part.data, bytes);
         } else {
@@ -111,7 +111,7 @@ static void enter(const tddp_shm_transfer *self)
 static void copy_local(const tddp_shm_transfer *self, const tddp_buffer *local,
                        const tddp_buffer *target)
 {
-    size_t bytes = tddp_shm_buffer_bytes(target);
+    size_t bytes = tddp_buffer_bytes(target);
     if (bytes > 0 && local->data != target->data && !tddp_shm_copies_local_while_staging(self)) {
         tddp_arith_copy(target->data, local->data, bytes, self->streaming);
     }
@@ -125,7 +125,7 @@ static bool receive_unstaged(const tddp_shm_transfer *self)
     for (int i = 1; i < self->size; i++) {
         int peer = tddp_shm_peer_after(self, i);
         tddp_buffer part = tddp_shm_recv_part(self, peer);
-        size_t bytes = tddp_shm_buffer_bytes(&part);
+        size_t bytes = tddp_buffer_bytes(&part);
         if (bytes == 0) {
             continue;
         }
@@ -147,7 +147,7 @@ static bool receive_unstaged(const tddp_shm_transfer *self)
  * it. */
 static bool is_sliced(const tddp_shm_transfer *self)
 {
-    size_t bytes = tddp_shm_buffer_bytes(&self->op->input);
+    size_t bytes = tddp_buffer_bytes(&self->op->input);
     bool worthwhile =
         self->forced ? is_forced(self, TDDP_SHM_SLICED) && bytes > 0 : bytes >= SLICED_MIN_BYTES;
     return worthwhile && self->op->kind == TDDP_OP_BROADCAST && self->size > 1 &&
@@ -156,7 +156,7 @@ static bool is_sliced(const tddp_shm_transfer *self)
 
 static void broadcast_slice(const tddp_shm_transfer *self)
 {
-    size_t bytes = tddp_shm_buffer_bytes(&self->op->input);
+    size_t bytes = tddp_buffer_bytes(&self->op->input);
     size_t each = (bytes / (size_t)self->size + PAGE - 1) / PAGE * PAGE;
     size_t slice_start = each * (size_t)self->rank < bytes ? each * (size_t)self->rank : bytes;
     size_t slice_end =
@@ -183,7 +183,7 @@ static tddp_status wait_for_peers(const tddp_shm_transfer *self)
     for (int i = 1; i < self->size && status == TDDP_OK; i++) {
         int peer = tddp_shm_peer_after(self, i);
         tddp_buffer part = tddp_shm_send_part(self, peer);
-        if (!is_inline(self, tddp_shm_buffer_bytes(&part)) &&
+        if (!is_inline(self, tddp_buffer_bytes(&part)) &&
             direct_offset(self, &part) != TDDP_SHM_NOT_SHARED) {
             status = tddp_shm_wait_step(self->shm, peer, TDDP_SHM_LAST_STEP);
         }
@@ -207,8 +207,7 @@ static tddp_status prepare(tddp_shm_transfer *self)
     self->area = TDDP_SHM_STAGING_BYTES / (parts ? parts : 1) / LINE * LINE;
     self->staging = tddp_shm_entered(shm, self->op) ? tddp_shm_staging(shm, self->rank)
                                                     : tddp_shm_next_staging(shm);
-    size_t moved =
-        tddp_shm_buffer_bytes(&self->op->input) + tddp_shm_buffer_bytes(&self->op->output);
+    size_t moved = tddp_buffer_bytes(&self->op->input) + tddp_buffer_bytes(&self->op->output);
     self->streaming = moved > tddp_shm_cache_bytes(shm);
     return TDDP_OK;
 }
@@ -232,7 +231,7 @@ static tddp_status start(const tddp_shm_transfer *self)
 /* After the sync, when the algorithm of each part is known. */
 static void start_transfer(const tddp_shm_transfer *self)
 {
-    size_t bytes = tddp_shm_buffer_bytes(&self->op->input);
+    size_t bytes = tddp_buffer_bytes(&self->op->input);
     if (is_sliced(self)) {
         tddp_shm_log_choice(self->shm, self->op->kind, bytes, TDDP_SHM_SLICED);
         broadcast_slice(self);

@@ -133,7 +133,7 @@ static tddp_status write_header(tddp_shm *shm, tddp_shm_request *self)
 {
     const tddp_buffer *input = &self->op->input;
     tddp_shm_header *header = &self->header;
-    size_t bytes = tddp_shm_buffer_bytes(input);
+    size_t bytes = tddp_buffer_bytes(input);
     header->tag = self->op->tag;
     header->count = input->count;
     header->dtype = (uint16_t)input->dtype;
@@ -226,7 +226,7 @@ static tddp_status receive_payload(tddp_shm *shm, tddp_shm_request *self)
     const tddp_buffer *output = &self->op->output;
     const tddp_shm_header *header = &self->header;
     bool agrees = header->count == output->count && header->dtype == (uint32_t)output->dtype;
-    size_t bytes = tddp_shm_buffer_bytes(output);
+    size_t bytes = tddp_buffer_bytes(output);
     if (header->protocol == TDDP_SHM_PROTOCOL_RNDV) {
         self->rndv = tddp_shm_rndv_at(shm, self->peer, header->block);
         self->started = true;

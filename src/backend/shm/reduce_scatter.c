@@ -24,7 +24,7 @@ static size_t part_chunk_bytes(const tddp_shm_reduction *self)
 static size_t part_chunk(const tddp_shm_reduction *self, int part, size_t chunk, size_t *from)
 {
     size_t chunk_part = part_chunk_bytes(self);
-    size_t bytes = tddp_shm_buffer_bytes(&self->op->input_parts[part]);
+    size_t bytes = tddp_buffer_bytes(&self->op->input_parts[part]);
     *from = chunk * chunk_part < bytes ? chunk * chunk_part : bytes;
     return bytes - *from < chunk_part ? bytes - *from : chunk_part;
 }
@@ -65,7 +65,7 @@ static size_t local_part_offset(const tddp_shm_reduction *self)
 {
     size_t start = 0;
     for (int rank = 0; rank < self->rank; rank++) {
-        start += tddp_shm_buffer_bytes(&self->op->input_parts[rank]);
+        start += tddp_buffer_bytes(&self->op->input_parts[rank]);
     }
     return start;
 }
@@ -80,16 +80,14 @@ static void combine_local_part(const tddp_shm_reduction *self,
         sources[rank] = (const char *)base(self->shm, rank) + start;
     }
     void *result = self->op->output.data;
-    tddp_shm_combine(self, sources, &result, 1, tddp_shm_buffer_bytes(&self->op->output),
-                     streaming);
+    tddp_shm_combine(self, sources, &result, 1, tddp_buffer_bytes(&self->op->output), streaming);
 }
 
 static tddp_status combine_direct(const tddp_shm_reduction *self)
 {
     if (self->cursor->stage == TDDP_SHM_STAGE_SYNCED) {
         combine_local_part(self, tddp_shm_input,
-                           tddp_shm_buffer_bytes(&self->op->output) >
-                               tddp_shm_cache_bytes(self->shm));
+                           tddp_buffer_bytes(&self->op->output) > tddp_shm_cache_bytes(self->shm));
         tddp_shm_publish_step(self->shm, 1);
         self->cursor->stage = TDDP_SHM_STAGE_FINISHED;
     }
@@ -104,7 +102,7 @@ static const void *pack_input(const tddp_op *op, int size, char *scratch)
     }
     char *end = scratch;
     for (int rank = 0; rank < size; rank++) {
-        size_t bytes = tddp_shm_buffer_bytes(&op->input_parts[rank]);
+        size_t bytes = tddp_buffer_bytes(&op->input_parts[rank]);
         if (bytes > 0) {
             memcpy(end, op->input_parts[rank].data, bytes);
         }
@@ -117,7 +115,7 @@ static void set_chunks(tddp_shm_reduction *self)
 {
     size_t max_bytes = 0;
     for (int rank = 0; rank < self->size; rank++) {
-        size_t bytes = tddp_shm_buffer_bytes(&self->op->input_parts[rank]);
+        size_t bytes = tddp_buffer_bytes(&self->op->input_parts[rank]);
         max_bytes = bytes > max_bytes ? bytes : max_bytes;
     }
     self->chunk = TDDP_SHM_MAX_CHUNK_BYTES;
@@ -132,7 +130,7 @@ tddp_status tddp_shm_reduce_scatter(tddp_shm *shm, const tddp_op *op)
                                .rank = tddp_shm_rank(shm),
                                .size = tddp_shm_size(shm),
                                .root = -1,
-                               .bytes = tddp_shm_buffer_bytes(&op->input),
+                               .bytes = tddp_buffer_bytes(&op->input),
                                .copy = copy_parts,
                                .combine = combine_parts};
     char scratch[TDDP_SHM_PAYLOAD_BYTES];

@@ -81,7 +81,7 @@ static bool has_channel(tddp_shm *shm, tddp_shm_request *self)
 static tddp_status stream_out(tddp_shm *shm, tddp_shm_request *self)
 {
     const char *data = self->op->input.data;
-    size_t bytes = tddp_shm_buffer_bytes(&self->op->input);
+    size_t bytes = tddp_buffer_bytes(&self->op->input);
     for (; self->step * TDDP_SHM_CHANNEL_CHUNK < bytes; self->step++) {
         tddp_status status = tddp_shm_request_wait(shm, self, has_space);
         if (status || is_not_streaming(shm, self)) {
@@ -176,7 +176,7 @@ static bool has_chunk(tddp_shm *shm, tddp_shm_request *self)
 static tddp_status stream_in(tddp_shm *shm, tddp_shm_request *self)
 {
     char *data = self->op->output.data;
-    size_t bytes = tddp_shm_buffer_bytes(&self->op->output);
+    size_t bytes = tddp_buffer_bytes(&self->op->output);
     bool streaming = bytes > tddp_shm_cache_bytes(shm);
     self->channel = tddp_shm_channel_at(shm, self->peer, self->rndv->channel);
     for (; self->step * TDDP_SHM_CHANNEL_CHUNK < bytes; self->step++) {
@@ -195,7 +195,7 @@ static tddp_status stream_in(tddp_shm *shm, tddp_shm_request *self)
 
 tddp_status tddp_shm_rndv_recv(tddp_shm *shm, tddp_shm_request *self)
 {
-    size_t bytes = tddp_shm_buffer_bytes(&self->op->output);
+    size_t bytes = tddp_buffer_bytes(&self->op->output);
     char *data = self->op->output.data;
     uint64_t offset = self->rndv->offset;
     tddp_status status = TDDP_OK;

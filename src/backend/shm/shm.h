@@ -47,11 +47,6 @@ enum {
 /* The memory is not in the rank's segment, so other ranks can't access it. */
 #define TDDP_SHM_NOT_SHARED UINT64_MAX
 
-static inline size_t tddp_shm_buffer_bytes(const tddp_buffer *buffer)
-{
-    return buffer->count * tddp_dtype_size(buffer->dtype);
-}
-
 /* An algorithm's position in the current operation, for the algorithm to use. */
 typedef struct tddp_shm_cursor {
     int stage;

@@ -101,7 +101,11 @@ tddp_status tddp_shm_request_segment(const char address[TDDP_SHM_ADDRESS_BYTES],
     if (status == TDDP_OK) {
         status = tddp_shm_check_user(fd, rank_name, same_process);
     }
-    if (status == TDDP_OK && send(fd, &message, sizeof message, MSG_NOSIGNAL) != sizeof message) {
+    ssize_t sent = -1;
+    do {
+        sent = status ? 0 : send(fd, &message, sizeof message, MSG_NOSIGNAL);
+    } while (sent < 0 && errno == EINTR);
+    if (status == TDDP_OK && sent != sizeof message) {
         status = TDDP_PEER_LOST;
     }
     if (status) {
@@ -145,11 +149,14 @@ bool tddp_shm_send_segment(const tddp_shm *shm, int to, bool same_process)
         header->cmsg_len = CMSG_LEN(sizeof(int));
         memcpy(CMSG_DATA(header), &segment->fd, sizeof(int));
     }
-    bool sent = sendmsg(to, &packet, MSG_NOSIGNAL) == sizeof message;
-    if (!sent && same_process) {
+    ssize_t sent;
+    do {
+        sent = sendmsg(to, &packet, MSG_NOSIGNAL);
+    } while (sent < 0 && errno == EINTR);
+    if (sent != sizeof message && same_process) {
         tddp_shm_segment_release(segment);
     }
-    return sent;
+    return sent == sizeof message;
 }
 
 /* The descriptor that came with the message, or -1. */

@@ -69,14 +69,14 @@ static char *staging_address(const tddp_shm_transfer *self, int sender, int rece
 static chunking staged_send(const tddp_shm_transfer *self, int peer, tddp_buffer *part)
 {
     *part = tddp_shm_send_part(self, peer);
-    return chunking_of(self, tddp_shm_sends_staged(self, part) ? tddp_shm_buffer_bytes(part) : 0);
+    return chunking_of(self, tddp_shm_sends_staged(self, part) ? tddp_buffer_bytes(part) : 0);
 }
 
 static chunking staged_recv(const tddp_shm_transfer *self, int peer, tddp_buffer *part)
 {
     *part = tddp_shm_recv_part(self, peer);
-    return chunking_of(
-        self, tddp_shm_receives_staged(self, peer, part) ? tddp_shm_buffer_bytes(part) : 0);
+    return chunking_of(self,
+                       tddp_shm_receives_staged(self, peer, part) ? tddp_buffer_bytes(part) : 0);
 }
 
 bool tddp_shm_copies_local_while_staging(const tddp_shm_transfer *self)

@@ -214,8 +214,7 @@ static void check_next_message(pair *self, float value)
 /* Without threads to be had, a message is refused before it is posted; the group goes on. */
 TEST(no_more_threads)
 {
-    setenv("TDDP_FAKE", "over=gloo", 1); /* each message has a thread */
-    setenv("TDDP_SHM", "0", 1);
+    go_over_gloo(); /* each message has a thread */
     pair self = make_pair(5000);
     tddp_work *work = NULL;
     const struct rlimit before = end_of_threads();
@@ -257,8 +256,7 @@ static void check_nothing_has_begun(pair *self, float *into, tddp_work *const *w
 /* Some of its messages have threads, which have ended others. */
 TEST(a_batch_without_enough_threads)
 {
-    setenv("TDDP_FAKE", "over=gloo", 1); /* each message has a thread */
-    setenv("TDDP_SHM", "0", 1);
+    go_over_gloo(); /* each message has a thread */
     pair self = make_pair(5000);
     tddp_work *works[BATCH] = {NULL};
     for (int i = 0; i < 2; i++) {

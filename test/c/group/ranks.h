@@ -6,6 +6,7 @@
 #define TDDP_TEST_RANKS_H
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <tddp.h>
@@ -47,6 +48,17 @@ static inline void run_ranks(int world_size, rank_body body, void *data)
         CHECK_INT(pthread_join(threads[rank], NULL), 0);
     }
     tddp_store_release(store);
+}
+
+/* For tests of messages with a thread each: the backend "fake" over Gloo, where that is. */
+static inline void go_over_gloo(void)
+{
+    const tddp_backend_v1 *gloo;
+    if (tddp_backend_find("gloo", &gloo)) {
+        check_skip(tddp_error_message());
+    }
+    setenv("TDDP_FAKE", "over=gloo", 1);
+    setenv("TDDP_SHM", "0", 1);
 }
 
 /* The time of its operations from now on. */

@@ -75,8 +75,9 @@ static void check_zero(const char *data, size_t bytes)
 
 TEST(plain_memory_where_the_backend_has_none)
 {
+    go_over_gloo();
     tddp_store *store;
-    tddp_group *group = lone_group("over=gloo", 5000, &store);
+    tddp_group *group = lone_group(NULL, 5000, &store);
     tddp_group_memory *memory;
     CHECK_TEXT(tddp_group_carrier(group), "gloo");
     CHECK_TEXT(tddp_group_backend(group), "fake");
