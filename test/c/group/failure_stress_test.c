@@ -6,7 +6,7 @@
 /* From base's private header: the nth allocation from now fails. */
 bool tddp_fail_allocation(long nth);
 
-enum { BEGUN }; /* an event */
+enum { BEGUN, OVER }; /* an event */
 
 typedef struct lines {
     pthread_mutex_t mutex;
@@ -150,6 +150,7 @@ static void many_at_once(int rank, int world_size, tddp_store *store, void *data
             tddp_work_release(works[i]);
         }
     }
+    CHECK_MEET(OVER, world_size); /* who leaves is lost to those that wait */
     for (int i = 0; i < GROUPS; i++) {
         tddp_group_release(groups[i]);
     }
