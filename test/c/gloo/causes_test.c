@@ -203,7 +203,7 @@ MULTI_TEST(a_timeout_lists_the_ranks_that_arrived, 4, 30)
     if (rank == 0) {
         check_signal(NOTIFIED);
         char late[300];
-        snprintf(late, sizeof late, "not arrived: %s: in no operation, its last was barrier 1, 0.",
+        snprintf(late, sizeof late, "not arrived: %s: in no operation, its last was barrier 1, ",
                  name_of(group, 3));
         CHECK_STATUS(status, TDDP_TIMEOUT);
         CHECK_CONTAINS(tddp_error_message(), "all_reduce 2 of group \"default_pg\" on rank 0 of 4: "
