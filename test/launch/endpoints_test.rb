@@ -75,14 +75,20 @@ class EndpointsTest < NodesCase
     assert_match(/tried 192\.0\.2\.1:#{port}/, result.err)
   end
 
-  # Nothing of the store is left, so the others begin anew there rather than wait for what is gone.
-  def test_the_only_endpoint_is_back_at_once
-    endpoint = "127.0.0.1:#{free_port}"
-    flags = ["--rdzv-conf=#{CONF}", *wait_for_go]
+  # The host of an elastic job, and another node of it.
+  def elastic_nodes(endpoint, *flags)
     first = at(endpoint, *flags, nodes: "1:2")
     first.await(/0 of 1/)
     second = at(endpoint, *flags, nodes: "1:2")
     second.await(/of 2/)
+    [first, second]
+  end
+
+  # Nothing of the store is left, so the others begin anew there rather than wait for what is gone.
+  def test_the_only_endpoint_is_back_at_once
+    endpoint = "127.0.0.1:#{free_port}"
+    flags = ["--rdzv-conf=#{CONF}", *wait_for_go]
+    first, second = elastic_nodes(endpoint, *flags)
     lose(first)
     third = at(endpoint, *flags, nodes: "1:2")
     [second, third].each { |run| run.await(/of 2 restart 0.*of 2 restart 0|\A0 of 2/m) }
@@ -93,11 +99,7 @@ class EndpointsTest < NodesCase
   # For a while nobody leads this node's job there: what it had to say of its last round must not come into the next one.
   def test_the_store_of_another_job_is_there_at_once
     endpoint = "127.0.0.1:#{free_port}"
-    flags = ["--rdzv-conf=#{CONF}", *wait_for_go]
-    first = at(endpoint, *flags, nodes: "1:2")
-    first.await(/0 of 1/)
-    second = at(endpoint, *flags, nodes: "1:2")
-    second.await(/of 2/)
+    first, second = elastic_nodes(endpoint, "--rdzv-conf=#{CONF}", *wait_for_go)
     other = standing_still(second) do
       lose(first)
       at(endpoint, "--rdzv-conf=#{CONF}", *shell("echo here; #{IDLE}"), nodes: "1:2", id: "another").tap { |run| run.await(/here/) }

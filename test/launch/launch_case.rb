@@ -203,6 +203,11 @@ class LaunchCase < Minitest::Test
     nil
   end
 
+  # Of these torchruns, and of all workers: not of the agents, which Ctrl-Z leaves alone.
+  def states_beside_agents(*runs)
+    (marked - runs.map(&:agent)).map { |pid| state(pid) }
+  end
+
   def zombie?(pid)
     state(pid) == "Z"
   end

@@ -211,7 +211,7 @@ class SignalsTest < LaunchCase
   def test_ctrl_z_as_soon_as_there_are_workers
     stop = "kill -TSTP $(sed 's/.*) . //; s/ .*//' /proc/$PPID/stat); while [ ! -e go ]; do :; done"
     runs = 10.times.map { start(*shell(stop), pgroup: true) }
-    states = -> { (marked - runs.map(&:agent)).map { |pid| state(pid) } }
+    states = -> { states_beside_agents(*runs) }
     eventually(-> { "all to be stopped: #{states.call}" }) { states.call == ["T"] * 20 }
     FileUtils.touch("#{@folder}/go")
     runs.each { |run| run.signal(:CONT) }

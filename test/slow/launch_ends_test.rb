@@ -133,10 +133,10 @@ class LaunchEndsTest < LaunchCase
     feed.syswrite("before\n")
     run.await(/before\n/)
     run.signal(:TSTP)
-    stopped = -> { [run.pid, *(marked - [run.pid, run.agent])].map { |pid| state(pid) } }
-    eventually(-> { "torchrun and its worker to be stopped: #{stopped.call}" }) { stopped.call == %w[T T] }
+    states = -> { states_beside_agents(run) }
+    eventually(-> { "torchrun and its worker to be stopped: #{states.call}" }) { states.call == %w[T T] }
     feed.syswrite("after\n")
-    assert_equal %w[T T], stopped.call
+    assert_equal %w[T T], states.call
     run.signal(:CONT)
     run.await(/after\n/)
     feed.close

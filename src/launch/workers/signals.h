@@ -32,8 +32,8 @@ typedef struct tddp_launch_signal {
 } tddp_launch_signal;
 
 /*
- * Blocks SIGCHLD, SIGTSTP (until there are workers to be stopped with torchrun) and the signals of
- * `list` (--signals-to-handle). One that was ignored when torchrun was started (nohup) stays
+ * Blocks SIGCHLD, SIGTSTP (which the parent waits for: it stops the workers first) and the signals
+ * of `list` (--signals-to-handle). One that was ignored when torchrun was started (nohup) stays
  * ignored, but SIGTERM. SIGPIPE is ignored from here on. Before any thread or process is started.
  * Errors: TDDP_SYSTEM.
  */

@@ -10,9 +10,8 @@
 #include <unistd.h>
 
 #include "args.h"
-#include "events.h"
+#include "fixture.h"
 #include "recorded.h"
-#include "world.h"
 
 enum { NOTIFIED, LEFT, STARTED, STORE }; /* events */
 
@@ -188,6 +187,7 @@ MULTI_TEST(a_timeout_lists_the_ranks_that_arrived, 4, 30)
 {
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, 20000);
+    const double start = now();
     CHECK_OK(tddp_barrier(group, NULL));
     limit_to(group, rank == 0 ? 400 : 20000);
     CHECK_AWAIT(STARTED, rank == 0 ? 2 : 0); /* ranks 1 and 2 have arrived */
@@ -210,6 +210,9 @@ MULTI_TEST(a_timeout_lists_the_ranks_that_arrived, 4, 30)
                                              "not done after 400 ms");
         CHECK_CONTAINS(tddp_error_message(), late);
         CHECK_CONTAINS(tddp_error_message(), "arrived: rank(s) 0, 1, 2");
+        double ago = -1;
+        CHECK_INT(sscanf(strstr(tddp_error_message(), late) + strlen(late), "%lf s ago", &ago), 1);
+        CHECK(ago >= 0 && ago <= now() - start + 0.1); /* it is rounded */
     } else {
         CHECK_STATUS(status, TDDP_PEER_LOST);
         CHECK_CONTAINS(tddp_error_message(), name_of(group, 0));
