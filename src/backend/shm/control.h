@@ -257,6 +257,10 @@ TDDP_NODISCARD tddp_status tddp_shm_request_segment(const char address[TDDP_SHM_
                                                     int group_rank, int rank_name, int *out,
                                                     bool *same_process);
 
+/* Closes the connection of a request; a segment that is on its way, and that this rank would have
+ * to release, is released. -1: nothing to close. */
+void tddp_shm_close_request(int fd, bool same_process);
+
 typedef enum tddp_shm_receive_state {
     TDDP_SHM_PENDING,
     TDDP_SHM_RECEIVED,

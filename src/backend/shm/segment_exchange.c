@@ -71,7 +71,7 @@ static tddp_status receive_segment(exchange *self, int rank)
     if (state == TDDP_SHM_CLOSED) {
         return fail_lost(self, rank);
     }
-    tddp_close(conn->request_fd);
+    tddp_shm_close_request(conn->request_fd, self->params->shm->peers[rank].same_process);
     conn->request_fd = -1;
     if (status == TDDP_OK) {
         tddp_shm_attach(self->params->shm, rank, segment, 0);
@@ -258,7 +258,7 @@ tddp_status tddp_shm_exchange_segments(const tddp_shm_segment_exchange *params, 
         }
     }
     for (size_t i = 0; self.connections && i < size; i++) {
-        tddp_close(self.connections[i].request_fd);
+        tddp_shm_close_request(self.connections[i].request_fd, params->shm->peers[i].same_process);
         tddp_close(self.connections[i].accepted_fd);
     }
     free(self.connections);

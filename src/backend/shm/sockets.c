@@ -159,16 +159,33 @@ bool tddp_shm_send_segment(const tddp_shm *shm, int to, bool same_process)
     return sent == sizeof message;
 }
 
-/* The descriptor that came with the message, or -1. */
-static int received_fd(struct msghdr *packet)
+/* `*fd`: the descriptor that came with the message, or -1. What isn't a reply has no MAGIC, and no
+ * segment. */
+static ssize_t recv_reply(int from, segment_reply *out, int *fd)
 {
-    int fd = -1;
-    for (struct cmsghdr *each = CMSG_FIRSTHDR(packet); each; each = CMSG_NXTHDR(packet, each)) {
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec part = {out, sizeof *out};
+    struct msghdr packet = {.msg_iov = &part,
+                            .msg_iovlen = 1,
+                            .msg_control = &control,
+                            .msg_controllen = sizeof control};
+    *fd = -1;
+    ssize_t got = recvmsg(from, &packet, MSG_CMSG_CLOEXEC);
+    if (got <= 0) {
+        return got;
+    }
+    if (got != sizeof *out || packet.msg_flags & MSG_TRUNC || out->magic != MAGIC) {
+        *out = (segment_reply){0};
+    }
+    for (struct cmsghdr *each = CMSG_FIRSTHDR(&packet); each; each = CMSG_NXTHDR(&packet, each)) {
         if (each->cmsg_level == SOL_SOCKET && each->cmsg_type == SCM_RIGHTS) {
-            memcpy(&fd, CMSG_DATA(each), sizeof fd);
+            memcpy(fd, CMSG_DATA(each), sizeof *fd);
         }
     }
-    return fd;
+    return got;
 }
 
 /* Checks a rank's reply. Takes ownership of the descriptor. */
@@ -197,27 +214,41 @@ static tddp_status check_reply(const tddp_shm *shm, int rank, const segment_repl
     return tddp_shm_segment_map(fd, bytes, out);
 }
 
+/* After the shutdown nothing more can be sent to it. */
+void tddp_shm_close_request(int fd, bool same_process)
+{
+    if (fd < 0) {
+        return;
+    }
+    (void)shutdown(fd, SHUT_RD);
+    for (;;) {
+        segment_reply message = {0};
+        int passed = -1;
+        ssize_t got = recv_reply(fd, &message, &passed);
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got <= 0) {
+            break;
+        }
+        tddp_close(passed);
+        tddp_shm_segment_release(same_process ? message.segment : NULL);
+    }
+    tddp_close(fd);
+}
+
 tddp_shm_receive_state tddp_shm_recv_segment(const tddp_shm *shm, int rank, int from,
                                              tddp_status *status, tddp_shm_segment **out)
 {
     segment_reply message = {0};
-    union {
-        struct cmsghdr header;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control;
-    struct iovec part = {&message, sizeof message};
-    struct msghdr packet = {.msg_iov = &part,
-                            .msg_iovlen = 1,
-                            .msg_control = &control,
-                            .msg_controllen = sizeof control};
-    ssize_t got = recvmsg(from, &packet, MSG_CMSG_CLOEXEC);
+    int fd;
+    ssize_t got = recv_reply(from, &message, &fd);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
         return TDDP_SHM_PENDING;
     }
     if (got <= 0) {
         return TDDP_SHM_CLOSED;
     }
-    message.magic = got == sizeof message && !(packet.msg_flags & MSG_TRUNC) ? message.magic : 0;
-    *status = check_reply(shm, rank, &message, received_fd(&packet), out);
+    *status = check_reply(shm, rank, &message, fd, out);
     return TDDP_SHM_RECEIVED;
 }

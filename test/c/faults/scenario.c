@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "backend/blocking.h"
 #include "base/base.h"
 #include "check.h"
 #include "faults/leaks.h"
@@ -49,6 +50,7 @@ static void check_outcome(tddp_status status, const char *what, long nth)
 /* What is loaded once, and threads that a sanitizer starts, are there afterwards. */
 static void warm_up(scenario body)
 {
+    tddp_blocking_idle_ms = 0; /* or each round would wait for idle threads to end */
     CHECK_OK(body());
 }
 

@@ -74,6 +74,9 @@ static size_t cut(size_t bytes)
     return atomic_load(&how) == CALLS_SHORT && bytes > 1 ? 1 : bytes;
 }
 
+/* A packet is passed as a whole or not at all. */
+static size_t cut_stream(int fd, size_t bytes);
+
 /* Fails or goes on to the real call. */
 #define WRAP(type, name, parameters, arguments, error) \
     type __real_##name parameters;                     \
@@ -138,9 +141,17 @@ WRAP_SLOW(ssize_t, pread, (int fd, void *data, size_t bytes, off_t at), (fd, dat
 WRAP_SLOW(ssize_t, pwrite, (int fd, const void *data, size_t bytes, off_t at),
           (fd, data, cut(bytes), at), ENOSPC)
 WRAP_SLOW(ssize_t, recv, (int fd, void *data, size_t bytes, int flags),
-          (fd, data, cut(bytes), flags), ECONNRESET)
+          (fd, data, cut_stream(fd, bytes), flags), ECONNRESET)
 WRAP_SLOW(ssize_t, send, (int fd, const void *data, size_t bytes, int flags),
-          (fd, data, cut(bytes), flags), EPIPE)
+          (fd, data, cut_stream(fd, bytes), flags), EPIPE)
+
+static size_t cut_stream(int fd, size_t bytes)
+{
+    int type = SOCK_STREAM;
+    socklen_t length = sizeof type;
+    (void)__real_getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &length);
+    return type == SOCK_STREAM ? cut(bytes) : bytes;
+}
 
 /* Calls of other shapes. */
 
