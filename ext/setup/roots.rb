@@ -272,7 +272,7 @@ module Setup
     FILES = %w[
       CMakeLists.txt include/**/*.h src/**/CMakeLists.txt src/backend/*.{c,h} src/backend/{cuda,fake,nccl}/*.{c,h}
       src/torch/**/*.{cc,h,cmake,map} test/c/CMakeLists.txt test/c/*.{c,h} test/c/{backend,nccl,real,standin}/*.{c,h}
-      ext/setup/roots.rb
+      test/c/group/*.h ext/setup/roots.rb
     ].freeze
     SETTINGS = %w[-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTDDP_WERROR=ON -DTDDP_TESTS=ON -DTDDP_GLOO=OFF -DTDDP_TORCH=ON
       -DTDDP_CUDA=ON -DTDDP_NCCL_HEADERS=ON].freeze
