@@ -97,10 +97,11 @@ typedef struct tddp_op {
     size_t batch_index;
 } tddp_op;
 
-/** What `rank` sends to `peer` in a collective with parts or a broadcast, and what it receives from
- * it; either may be itself. `count` is 0 and `data` NULL where that is nothing, and for operations
- * of other kinds. */
+/** What `rank` sends to `peer` in a collective with parts or a broadcast; `peer` may be itself.
+ * `count` is 0 and `data` NULL where that is nothing, and for operations of other kinds. */
 TDDP_API tddp_buffer tddp_op_sends(const tddp_op *op, int rank, int peer);
+
+/** What `rank` receives from `peer`, likewise. */
 TDDP_API tddp_buffer tddp_op_receives(const tddp_op *op, int rank, int peer);
 
 /** Whether all parts that this rank knows of have the same number of elements, which is set: so has

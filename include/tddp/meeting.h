@@ -22,11 +22,13 @@
 extern "C" {
 #endif
 
+/** Numbers with a meaning of their own. */
 enum {
     TDDP_MEETING_ALL = -1,         /**< a sender: each rank gives a record */
     TDDP_MEETING_TEXT_BYTES = 128, /**< of a list of ranks */
 };
 
+/** A meeting, as one rank has opened it. */
 typedef struct tddp_meeting tddp_meeting;
 
 /** What a meeting is; all pointers are borrowed until the close. */

@@ -22,6 +22,7 @@ class MixedGroupPythonTest < Minitest::Test
       port = Distributed.free_port
       place = {"MASTER_ADDR" => "127.0.0.1", "MASTER_PORT" => port.to_s, "WORLD_SIZE" => "2", "USE_LIBUV" => "0"}
       pid = Process.spawn(place.merge("RANK" => (1 - ours).to_s), *@python, "-c", SCRIPT, %i[out err] => File::NULL)
+      await_store(port, pid) if ours == 1 # to import torch takes as long as it takes
       error = assert_raises(Distributed::MismatchError) do
         Distributed.init_process_group("gloo", init_method: "tcp://127.0.0.1:#{port}", rank: ours, world_size: 2, timeout: 50)
       end
@@ -29,6 +30,15 @@ class MixedGroupPythonTest < Minitest::Test
     ensure
       Process.kill(:KILL, pid)
       Process.wait(pid)
+    end
+  end
+
+  # Until a process listens on the port; nothing connects to it for that.
+  def await_store(port, pid)
+    listens = /^\s*\d+: \h+:#{format("%04X", port)} \h+:0000 0A /
+    until %w[tcp tcp6].any? { |kind| File.read("/proc/net/#{kind}").match?(listens) }
+      flunk "PyTorch's process has ended" if File.read("/proc/#{pid}/stat")[/\) (\S)/, 1] == "Z"
+      sleep 0.05
     end
   end
 end
