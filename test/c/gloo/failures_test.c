@@ -31,9 +31,12 @@ MULTI_TEST(a_dead_peer_is_reported, 3, 30)
     tddp_group *group = here.group;
     CHECK_OK(tddp_barrier(group, NULL));
     if (rank == 2) {
+        CHECK_AWAIT_BLOCKED(0);
+        CHECK_AWAIT_BLOCKED(1);
         die();
     }
     float x[3] = {0};
+    check_will_block(rank);
     CHECK_STATUS(tddp_all_reduce(group, buffer_of(x, 3, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, NULL),
                  TDDP_PEER_LOST);
     CHECK_CONTAINS(tddp_error_message(), "all_reduce 2 of group \"default_pg\"");
