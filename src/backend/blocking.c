@@ -1,7 +1,7 @@
 /*
  * See blocking.h. Invariant: there are as many threads that wait, or are about to, as calls in the
  * list, reservations and `unreserved` threads together; so each reservation and each call has one.
- * All state is the process's; a forked child begins anew.
+ * All state is the process's; a forked child starts without any.
  */
 #include "backend/blocking.h"
 

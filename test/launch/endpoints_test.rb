@@ -84,7 +84,7 @@ class EndpointsTest < NodesCase
     [first, second]
   end
 
-  # Nothing of the store is left, so the others begin anew there rather than wait for what is gone.
+  # Nothing of the store is left, so the others start from nothing there rather than wait for what is gone.
   def test_the_only_endpoint_is_back_at_once
     endpoint = "127.0.0.1:#{free_port}"
     flags = ["--rdzv-conf=#{CONF}", *wait_for_go]
