@@ -85,6 +85,10 @@ TDDP_API int tddp_meeting_missing(const tddp_meeting *meeting, char text[TDDP_ME
  * which is set. */
 TDDP_API const char *tddp_meeting_failure(const tddp_meeting *meeting, int *rank);
 
+/** Why a rank has failed, as it says soon after others have noticed its end: read again and again
+ * for so many milliseconds; NULL: it doesn't. */
+TDDP_API const char *tddp_meeting_await_failure(tddp_meeting *meeting, int rank, int64_t ms);
+
 /** A rank has failed, before or after it gave its record: all that wait in this meeting, or read
  * it, learn why, up to 1,023 bytes of it. Needs no memory, takes two seconds at most; if the store
  * can't be told, that is only logged. Changes the thread's error text. */

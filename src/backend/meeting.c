@@ -254,6 +254,21 @@ const char *tddp_meeting_failure(const tddp_meeting *meeting, int *rank)
     return *rank < 0 ? NULL : meeting->failures[*rank].data;
 }
 
+const char *tddp_meeting_await_failure(tddp_meeting *meeting, int rank, int64_t ms)
+{
+    const int64_t until = tddp_deadline_after_ms(ms);
+    for (;;) {
+        const tddp_wait wait = {tddp_deadline_poll_ms(until), NULL};
+        const char *reason = tddp_meeting_read(meeting, &wait) == TDDP_OK
+                                 ? tddp_meeting_failure(meeting, &rank)
+                                 : NULL;
+        if (reason || tddp_now_ns() >= until) {
+            return reason;
+        }
+        (void)!tddp_net_sleep(tddp_deadline_after_ms(PAUSE_MS), -1);
+    }
+}
+
 /* --- arriving -------------------------------------------------------------------------------- */
 
 static tddp_status wake(tddp_store *store, const char *name, const tddp_wait *wait)

@@ -120,10 +120,7 @@ Meeting open_meeting(const tddp_meeting_opts &opts)
 /* The reason that a lost rank gave; empty if it had no time to. */
 std::string failure_reason_of(tddp_meeting *meeting, int peer)
 {
-    const tddp_wait wait = {REASON_MS, nullptr};
-    const char *reason = tddp_meeting_read(meeting, &wait) == TDDP_OK
-                             ? tddp_meeting_failure(meeting, &peer)
-                             : nullptr;
+    const char *reason = tddp_meeting_await_failure(meeting, peer, REASON_MS);
     return reason ? std::string(": ") + reason : std::string();
 }
 

@@ -145,7 +145,7 @@ static void step(story *self, int rank, char what)
     self->complete = all && (self->complete || self->failed < 0);
 }
 
-/* What is there is what was done, whoever looks; and nobody waits for what will not come. */
+/* Each rank finds what was done, and none waits for what will not come. */
 static void check_story(story *self)
 {
     for (int rank = 0; rank < WORLD; rank++) {
@@ -336,6 +336,28 @@ TEST(a_wait_is_canceled)
     pthread_join(thread, NULL);
     tddp_meeting_close(meeting);
     tddp_cancel_free(cancel);
+    tddp_store_release(store);
+}
+
+static void *await_reason(void *data)
+{
+    tddp_meeting *meeting = open_meeting("reasons", 0, TDDP_MEETING_ALL);
+    CHECK(tddp_meeting_await_failure(meeting, 1, 0) == NULL);
+    check_will_block(0);
+    CHECK_TEXT(tddp_meeting_await_failure(meeting, 1, 60000), "no memory");
+    tddp_meeting_close(meeting);
+    return data;
+}
+
+TEST(a_reason_that_comes_later)
+{
+    set_up();
+    pthread_t thread;
+    const tddp_meeting_opts opts = opts_of("reasons", 1, TDDP_MEETING_ALL);
+    CHECK_INT(pthread_create(&thread, NULL, await_reason, NULL), 0);
+    CHECK_AWAIT_BLOCKED(0);
+    tddp_meeting_fail(&opts, "no memory");
+    pthread_join(thread, NULL);
     tddp_store_release(store);
 }
 
