@@ -276,6 +276,8 @@ static VALUE wait_in_hook(tddp_work *work, VALUE output, VALUE input)
 VALUE tddp_rb_take_work(tddp_work *work, VALUE output, VALUE input, bool async)
 {
     VALUE result = Qnil;
+    if (work == NULL)
+        return result;
     if (async)
         result = work_object(work, output, input);
     else if (tddp_rb_in_hook() && !tddp_work_completed(work))

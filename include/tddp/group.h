@@ -251,12 +251,14 @@ typedef struct tddp_op_args {
     /**
      * Executes the operation on the calling thread, within the call, if the backend allows that and
      * no other operation is ahead of it: 0: no; negative: until it is done; else it waits that long
-     * for other ranks. An operation that is not done then stays queued, and another thread goes on
-     * with it. Under a limit (of at most a second) an operation that moves more than 4 MiB is
-     * only queued: limits are for callers that hold a lock. Without a `work` to return, calls
-     * execute what they can in any case. A send or receive over shared memory that would not
-     * have to wait, of 64 KiB at most, is finished within the call also with 0; elsewhere sends
-     * and receives do not look at it.
+     * for other ranks. Once it is done, the call sets `*work` to NULL: there is nothing to wait for
+     * or to release. An operation that is not done then is queued as a work, and another thread
+     * goes on with it; one that has failed is a work that returns its failure. Under a limit (of at
+     * most a second) an operation that moves more than 4 MiB is only queued: limits are for callers
+     * that hold a lock. Without a `work` to return, calls execute what they can in any case. A send
+     * or receive over shared memory that would not have to wait, of 64 KiB at most, is finished
+     * within the call also with 0; elsewhere sends and receives do not look at it. They always have
+     * a work.
      */
     int64_t inline_us;
     tddp_cancel *cancel; /**< ends the execution within the call; borrowed until it returns */
@@ -274,7 +276,7 @@ typedef struct tddp_op_args {
 TDDP_API void tddp_op_args_init(tddp_op_args *args, size_t size);
 
 /** Submits an operation of any kind with its options. The functions below do the same without
- * options. */
+ * options. `*work`: NULL if the operation is done; see inline_us. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_submit(tddp_group *group, const tddp_op_args *args,
                                                 tddp_work **work);
 

@@ -3,7 +3,9 @@
  * @brief A handle on one operation of a process group.
  *
  * Returned by the call that submits the operation, and owned by its caller: tddp_work_release(). It
- * may outlive its group. Any thread may query it and wait, several at a time.
+ * may outlive its group. Any thread may query it and wait, several at a time. Where a call has
+ * executed its operation itself (tddp_op_args.inline_us), there is none: it returns NULL, which
+ * stands for an operation that was done, successfully.
  */
 #ifndef TDDP_WORK_H
 #define TDDP_WORK_H
@@ -23,7 +25,8 @@ typedef struct tddp_work tddp_work;
  * Waits until the operation is done. Any thread, any number of times.
  * Returns its outcome: TDDP_OK or its failure, with its text on this thread. TDDP_TIMEOUT and
  * TDDP_CANCELED may also concern this wait alone: if tddp_work_completed() is 0, the operation
- * continues and its buffers are still in use. NULL waits until the operation's own deadline.
+ * continues and its buffers are still in use. Without `wait` it waits until the operation's own
+ * deadline.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait);
 
@@ -47,7 +50,7 @@ TDDP_API int tddp_work_completed(const tddp_work *work);
 /** Its outcome with its text on this thread; TDDP_OK while it runs. */
 TDDP_API tddp_status tddp_work_status(const tddp_work *work);
 
-/** Its kind. */
+/** Its kind. Not of NULL, like its number. */
 TDDP_API tddp_op_kind tddp_work_kind(const tddp_work *work);
 /** Its number in its group. */
 TDDP_API uint64_t tddp_work_sequence(const tddp_work *work);
@@ -59,7 +62,7 @@ TDDP_API int tddp_work_source(const tddp_work *work);
  * Registers `callback(data)`, which is called once when the work is done, on a thread of the
  * group's or on one that waits for a work of that group, or immediately if it is done already. It
  * must not block, wait for a lock of a host language, or shut the group down. One callback a work.
- * Errors: TDDP_INVALID_ARGUMENT if there is one already.
+ * Errors: TDDP_INVALID_ARGUMENT if there is one already, or no callback.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data),
                                                       void *data);
@@ -71,7 +74,7 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_work_on_done(tddp_work *work, void (*ca
  * the operation meanwhile: an event loop needs no other call. The first call makes the
  * descriptor, later ones return the same. It belongs to the work and is valid until
  * tddp_work_release(): do not read, write or close it. Each work that is polled takes one. Any
- * thread. Errors: TDDP_INVALID_ARGUMENT, TDDP_SYSTEM (too many descriptors), TDDP_FORKED.
+ * thread. Errors: TDDP_INVALID_ARGUMENT (NULL), TDDP_SYSTEM (too many descriptors), TDDP_FORKED.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_work_fd(tddp_work *work, int *fd);
 

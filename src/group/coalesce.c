@@ -209,16 +209,12 @@ tddp_status tddp_group_all_reduce_list(tddp_group *group, const tddp_op *op,
     if (args->output_count == 1) {
         return tddp_group_submit(group, op, args, out);
     }
-    tddp_work *work;
-    tddp_status status = tddp_group_prepare(group, op, args, &work);
+    tddp_work here;
+    tddp_status status = tddp_group_prepare(group, op, args, &here);
+    status = status ? status : prepare(group, &here, args->outputs, args->output_count);
     if (status) {
+        tddp_group_work_clear(&here);
         return status;
     }
-    status = prepare(group, work, args->outputs, args->output_count);
-    if (status) {
-        tddp_work_release(work);
-        tddp_work_release(work);
-        return status;
-    }
-    return tddp_group_queue(group, work, args, out);
+    return tddp_group_start(group, &here, args, out);
 }

@@ -367,56 +367,95 @@ size_t tddp_group_op_bytes(const tddp_op *op)
     return count * tddp_dtype_size(op->input.dtype);
 }
 
-bool tddp_group_may_run_inline(const tddp_group *group, const tddp_work *work, int64_t inline_us,
-                               const tddp_cancel *cancel)
-{
-    return inline_us != 0 && !work->on_device && !group->running && !group->head &&
-           !is_triggered(cancel) && op_resumes(group, &work->op);
-}
+/* --- on the caller's stack ------------------------------------------------------------------- */
 
-void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inline_us,
-                           tddp_cancel *cancel)
+/* How long the caller may execute an operation within its call; false: not at all. `*until` is a
+ * token for that. */
+static bool limit_of(const tddp_work *work, const tddp_op_args *args, tddp_cancel *until)
 {
-    if (inline_us < 0) {
-        (void)execute_next_on_caller(group, cancel, 1);
-        return;
+    const size_t bytes = tddp_group_op_bytes(&work->op);
+    if (args->inline_us <= 0) {
+        return args->inline_us < 0;
     }
-    size_t bytes = tddp_group_op_bytes(&work->op);
-    if (bytes <= TDDP_GROUP_INLINE_BYTES) {
-        int64_t us = inline_us < TDDP_GROUP_INLINE_US ? inline_us : TDDP_GROUP_INLINE_US;
-        us += (int64_t)(bytes / BYTES_EACH_US);
-        tddp_cancel until = {
-            .fd = tddp_cancel_fd(cancel), .also = cancel, .deadline = tddp_now_ns() + us * 1000};
-        (void)execute_next_on_caller(group, &until, 1);
-    }
+    int64_t us = args->inline_us < TDDP_GROUP_INLINE_US ? args->inline_us : TDDP_GROUP_INLINE_US;
+    us += (int64_t)(bytes / BYTES_EACH_US);
+    *until = (tddp_cancel){.fd = tddp_cancel_fd(args->cancel),
+                           .also = args->cancel,
+                           .deadline = tddp_now_ns() + us * 1000};
+    return bytes <= TDDP_GROUP_INLINE_BYTES;
 }
 
 /* Acquires the queue for a new operation, if nothing is queued or running. */
 static bool acquire_empty_queue(tddp_group *group, tddp_work *work)
 {
-    int64_t now = tddp_now_ns();
+    const int64_t now = tddp_now_ns();
     pthread_mutex_lock(&group->mutex);
     bool empty =
         !group->running && !group->head && !group->failure && group->state == TDDP_GROUP_OPEN;
     if (empty) {
         group->running = true;
-        work->op.sequence = ++group->sequence;
+        work->op.sequence = group->sequence + 1;
+        group->sequence += work->steps;
         tddp_recorder_queued_and_started(group, work, now);
         work->started = true;
     }
     pthread_mutex_unlock(&group->mutex);
+    atomic_store_explicit(&work->expiry, tddp_deadline_from(now, work->op.timeout_ms),
+                          memory_order_relaxed);
     return empty;
 }
 
-bool tddp_group_run_unqueued(tddp_group *group, tddp_work *work, tddp_status *status)
+/* Makes a work of what the caller has not finished, the first in the queue again. A failure is
+ * completed by another thread, since that may take a while. Without memory for a work the caller
+ * goes on to the end. */
+static tddp_status leave_to_queue(tddp_group *group, tddp_work *here, tddp_work **out)
 {
-    work->op.awaited = 1;
-    if (!acquire_empty_queue(group, work)) {
+    tddp_work *work = NULL;
+    tddp_status status = out ? tddp_group_work_move(here, &work) : TDDP_OK;
+    if (!work) {
+        status = here->pending_status ? tddp_group_kept_failure(here) : tddp_group_run(group, here);
+        status = tddp_group_record_outcome(group, here, status);
+    }
+    pthread_mutex_lock(&group->mutex);
+    if (work) {
+        work->group = group;
+        put_back(group, work);
+        *out = work;
+    }
+    release_queue(group);
+    tddp_group_provide_executor(group);
+    tddp_group_wake_progress(group);
+    pthread_mutex_unlock(&group->mutex);
+    return status;
+}
+
+bool tddp_group_try_here(tddp_group *group, tddp_work *here, const tddp_op_args *args,
+                         tddp_work **out, tddp_status *status)
+{
+    tddp_cancel until;
+    tddp_cancel *cancel = !out ? NULL : args->inline_us > 0 ? &until : args->cancel;
+    if ((out && !limit_of(here, args, &until)) || tddp_group_queues(group, &here->op) ||
+        !(out ? op_resumes(group, &here->op) : tddp_group_resumes(group)) || is_triggered(cancel) ||
+        !acquire_empty_queue(group, here)) {
         return false;
     }
-    tddp_group_span_queued(work);
-    tddp_group_span_started(work);
-    *status = tddp_group_record_outcome(group, work, tddp_group_run(group, work));
+    tddp_group_span_queued(here);
+    tddp_group_span_started(here);
+    here->op.awaited = 1;
+    here->op.cancel = cancel;
+    tddp_status ended = tddp_group_run(group, here);
+    here->op.cancel = NULL;
+    if (ended) {
+        if (ended != TDDP_CANCELED || !is_triggered(cancel)) {
+            tddp_group_keep_failure(here, ended);
+        }
+        *status = leave_to_queue(group, here, out);
+        return true;
+    }
+    *status = tddp_group_record_outcome(group, here, TDDP_OK);
+    if (out) {
+        *out = NULL;
+    }
     pthread_mutex_lock(&group->mutex);
     release_queue(group);
     tddp_group_wake_progress(group);

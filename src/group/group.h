@@ -111,12 +111,13 @@ typedef struct tddp_group_device {
     bool started;
 } tddp_group_device;
 
-/* Makes a work with two references: the caller's and the queue's. */
-TDDP_NODISCARD tddp_status tddp_group_work_create(const tddp_op *op, tddp_work **out);
-
 /* Initializes a work on the caller's stack, which no other thread sees; frees what it owns. */
 void tddp_group_work_init(tddp_work *work, const tddp_op *op);
 void tddp_group_work_clear(tddp_work *work);
+
+/* Makes a work for other threads of it, with two references: the caller's and the queue's. What the
+ * one on the stack owned is the new one's. */
+TDDP_NODISCARD tddp_status tddp_group_work_move(tddp_work *here, tddp_work **out);
 
 /* Stores the outcome, wakes the waiters, calls the callback. Once a work. */
 void tddp_group_work_finish(tddp_work *work, tddp_status status, const char *text);
@@ -226,14 +227,10 @@ TDDP_NODISCARD tddp_status tddp_group_send_or_recv(tddp_group *group, tddp_op *o
 TDDP_NODISCARD tddp_status tddp_group_batch(tddp_group *group, const tddp_op_args *messages,
                                             size_t count, tddp_work **works);
 
-/* prepare.c: makes a work with the caller's timeout and description, and a copy of its operation's
- * parts. */
+/* prepare.c: initializes a work on the caller's stack, with the caller's timeout and description,
+ * and a copy of its operation's parts. tddp_group_work_clear(), also after a failure. */
 TDDP_NODISCARD tddp_status tddp_group_prepare(const tddp_group *group, const tddp_op *op,
-                                              const tddp_op_args *args, tddp_work **out);
-
-/* The same on the caller's stack: tddp_group_work_clear(), also after a failure. */
-TDDP_NODISCARD tddp_status tddp_group_prepare_here(const tddp_group *group, const tddp_op *op,
-                                                   const tddp_op_args *args, tddp_work *work);
+                                              const tddp_op_args *args, tddp_work *work);
 
 /* describe.c: sets a work's description, which may be NULL, and its fingerprint, which is never 0
  * for a text. */
@@ -392,14 +389,12 @@ enum { TDDP_GROUP_INLINE_US = 1000 * 1000, TDDP_GROUP_INLINE_BYTES = 4 << 20 };
 /* The memory that an operation of one buffer moves. */
 size_t tddp_group_op_bytes(const tddp_op *op);
 
-/* Whether the calling thread may execute a work that it is about to queue. With the lock held. */
-bool tddp_group_may_run_inline(const tddp_group *group, const tddp_work *work, int64_t inline_us,
-                               const tddp_cancel *cancel);
-
-/* Executes that work, which is the queue's only one, as long as tddp_op_args allows. With the lock
- * held, which is released meanwhile. */
-void tddp_group_run_inline(tddp_group *group, const tddp_work *work, int64_t inline_us,
-                           tddp_cancel *cancel);
+/* Executes an operation on the calling thread, from its stack, as long as its options allow, and
+ * makes it a work, the queue's first, if it is unfinished or has failed then. Without `out` until
+ * it is done, with its outcome as the status. False: nothing was done, since its options, its kind
+ * or others that are ahead of it don't allow that. */
+bool tddp_group_try_here(tddp_group *group, tddp_work *here, const tddp_op_args *args,
+                         tddp_work **out, tddp_status *status);
 
 /* Executes queued operations up to this work on the calling thread, which waits for it, unless
  * another thread does so, until the token (may be NULL) is triggered. */
@@ -410,16 +405,13 @@ void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel);
  * is released meanwhile. */
 void tddp_group_launch_inline(tddp_group *group);
 
-/* Numbers and executes an operation without queueing it; false if others are queued or running. */
-bool tddp_group_run_unqueued(tddp_group *group, tddp_work *work, tddp_status *status);
-
-/* Numbers and queues an operation, and waits for it if `work` is NULL. Reads only the options of
- * the arguments. */
+/* Executes an operation here, or numbers and queues it; and waits for it if `out` is NULL. Reads
+ * only the options of the arguments. `*out` is NULL if it is done. */
 TDDP_NODISCARD tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op,
-                                             const tddp_op_args *args, tddp_work **work);
+                                             const tddp_op_args *args, tddp_work **out);
 
-/* The same for a prepared work, which it consumes, also on failure. */
-TDDP_NODISCARD tddp_status tddp_group_queue(tddp_group *group, tddp_work *work,
+/* The same for an operation that was prepared, which it clears. */
+TDDP_NODISCARD tddp_status tddp_group_start(tddp_group *group, tddp_work *here,
                                             const tddp_op_args *args, tddp_work **out);
 
 /* Returns the caller's reference in `*out`, or, if `out` is NULL, waits and releases it. */

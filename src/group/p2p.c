@@ -157,8 +157,11 @@ static tddp_status make(tddp_group *group, const tddp_op *op, const tddp_op_args
                         tddp_work **out)
 {
     const bool polls = !waits && tddp_group_p2p_polls(group, op);
+    tddp_work here;
     tddp_work *work;
-    tddp_status status = tddp_group_prepare(group, op, args, &work);
+    tddp_status status = tddp_group_prepare(group, op, args, &here);
+    status = status ? status : tddp_group_work_move(&here, &work);
+    tddp_group_work_clear(&here);
     if (status) {
         return status;
     }

@@ -59,37 +59,13 @@ static tddp_status add_parts(const tddp_group *group, tddp_work *work)
     return TDDP_OK;
 }
 
-/* Sets what a new work needs beside the caller's arguments. */
-static tddp_status prepare(const tddp_group *group, const tddp_op_args *args, tddp_work *work)
+tddp_status tddp_group_prepare(const tddp_group *group, const tddp_op *op, const tddp_op_args *args,
+                               tddp_work *work)
 {
+    tddp_group_work_init(work, op);
     work->op.timeout_ms = args->timeout_ms > 0
                               ? args->timeout_ms
                               : atomic_load_explicit(&group->timeout_ms, memory_order_relaxed);
     tddp_status status = tddp_group_describe_work(work, args->description);
     return status ? status : add_parts(group, work);
-}
-
-tddp_status tddp_group_prepare(const tddp_group *group, const tddp_op *op, const tddp_op_args *args,
-                               tddp_work **out)
-{
-    tddp_work *work;
-    tddp_status status = tddp_group_work_create(op, &work);
-    if (status) {
-        return status;
-    }
-    status = prepare(group, args, work);
-    if (status) {
-        tddp_work_release(work);
-        tddp_work_release(work);
-        return status;
-    }
-    *out = work;
-    return TDDP_OK;
-}
-
-tddp_status tddp_group_prepare_here(const tddp_group *group, const tddp_op *op,
-                                    const tddp_op_args *args, tddp_work *work)
-{
-    tddp_group_work_init(work, op);
-    return prepare(group, args, work);
 }

@@ -91,17 +91,13 @@ static tddp_status start_executor(tddp_group *group)
                : tddp_group_reserve_executor(group);
 }
 
-/* Appends the work to the queue, and executes it inline if its options allow that. */
-static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us,
-                           tddp_cancel *cancel)
+/* Appends the work to the queue. */
+static tddp_status enqueue(tddp_group *group, tddp_work *work)
 {
     work->group = tddp_group_resumes(group) ? group : NULL;
     pthread_mutex_lock(&group->mutex);
     tddp_status status = tddp_group_check_open(group, tddp_op_name(work->op.kind));
-    bool run_inline = tddp_group_may_run_inline(group, work, inline_us, cancel);
-    if (status == TDDP_OK && !run_inline) {
-        status = start_executor(group);
-    }
+    status = status ? status : start_executor(group);
     status = status ? status : tddp_group_reserve_turn(group, work);
     if (status == TDDP_OK) {
         work->op.sequence = group->sequence + 1;
@@ -116,8 +112,6 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us
         group->tail = work;
         if (group->head == work && !group->running && tddp_group_launches_at_once(group, work)) {
             tddp_group_launch_inline(group);
-        } else if (run_inline) {
-            tddp_group_run_inline(group, work, inline_us, cancel);
         }
         tddp_group_provide_executor(group); /* a shutdown executes what is left by itself */
     }
@@ -138,26 +132,29 @@ tddp_status tddp_group_return_or_wait(tddp_work *work, tddp_work **out)
 }
 
 /* Posts the work to the device first, if one executes it. */
-static tddp_status post_and_enqueue(tddp_group *group, tddp_work *work, int64_t inline_us,
-                                    tddp_cancel *cancel)
+static tddp_status post_and_enqueue(tddp_group *group, tddp_work *work)
 {
     bool queues = tddp_group_queues(group, &work->op);
     tddp_status status = queues ? tddp_group_device_post(group, work) : TDDP_OK;
     if (status) {
         return status;
     }
-    status = enqueue(group, work, inline_us, cancel);
+    status = enqueue(group, work);
     if (status && queues) {
         tddp_group_device_drop(group, work);
     }
     return status;
 }
 
-tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, const tddp_op_args *args,
-                             tddp_work **out)
+/* Queues what its caller has not executed. */
+static tddp_status queue(tddp_group *group, tddp_work *here, tddp_work **out)
 {
-    tddp_status status = out ? post_and_enqueue(group, work, args->inline_us, args->cancel)
-                             : post_and_enqueue(group, work, -1, NULL);
+    tddp_work *work;
+    tddp_status status = tddp_group_work_move(here, &work);
+    if (status) {
+        return status;
+    }
+    status = post_and_enqueue(group, work);
     if (status) {
         tddp_work_release(work);
         tddp_work_release(work);
@@ -166,28 +163,27 @@ tddp_status tddp_group_queue(tddp_group *group, tddp_work *work, const tddp_op_a
     return tddp_group_return_or_wait(work, out);
 }
 
-/* For a caller that waits without a work: false if others are queued or running. */
-static bool run_unqueued(tddp_group *group, const tddp_op *op, const tddp_op_args *args,
-                         tddp_status *status)
+tddp_status tddp_group_start(tddp_group *group, tddp_work *here, const tddp_op_args *args,
+                             tddp_work **out)
 {
-    tddp_work work;
-    *status = tddp_group_prepare_here(group, op, args, &work);
-    bool ran = *status != TDDP_OK || tddp_group_run_unqueued(group, &work, status);
-    tddp_group_work_clear(&work);
-    return ran;
+    tddp_status status;
+    if (!tddp_group_try_here(group, here, args, out, &status)) {
+        status = queue(group, here, out);
+    }
+    tddp_group_work_clear(here);
+    return status;
 }
 
 tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op, const tddp_op_args *args,
                               tddp_work **out)
 {
-    tddp_work *work;
-    tddp_status status;
-    if (!out && tddp_group_resumes(group) && !tddp_group_queues(group, op) &&
-        run_unqueued(group, op, args, &status)) {
+    tddp_work here;
+    tddp_status status = tddp_group_prepare(group, op, args, &here);
+    if (status) {
+        tddp_group_work_clear(&here);
         return status;
     }
-    status = tddp_group_prepare(group, op, args, &work);
-    return status ? status : tddp_group_queue(group, work, args, out);
+    return tddp_group_start(group, &here, args, out);
 }
 
 /* Whether an operation has no outcome yet. A caller that has waited for the last operation may shut

@@ -35,12 +35,13 @@ void tddp_group_work_clear(tddp_work *work)
     free(work->text);
 }
 
-tddp_status tddp_group_work_create(const tddp_op *op, tddp_work **out)
+tddp_status tddp_group_work_move(tddp_work *here, tddp_work **out)
 {
     tddp_work *work = tddp_alloc(sizeof *work);
     if (!work) {
         return TDDP_OUT_OF_MEMORY;
     }
+    *work = *here;
     tddp_status status = tddp_cond_init(&work->cond);
     if (status) {
         free(work);
@@ -49,10 +50,7 @@ tddp_status tddp_group_work_create(const tddp_op *op, tddp_work **out)
     pthread_mutex_init(&work->mutex, NULL);
     atomic_init(&work->references, 2);
     work->pid = tddp_process_id();
-    work->op = *op;
-    work->source = TDDP_ANY_SOURCE;
-    work->steps = 1;
-    work->event_fd = -1;
+    tddp_group_work_init(here, &work->op); /* what it owned is the new one's */
     *out = work;
     return TDDP_OK;
 }
@@ -209,7 +207,7 @@ static void make_progress(tddp_work *work, const waiting *self, tddp_cancel *can
 tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait)
 {
     if (!work) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "work is NULL");
+        return TDDP_OK;
     }
     if (atomic_load(&work->done)) {
         return outcome(work);
@@ -291,6 +289,10 @@ tddp_status tddp_work_order(tddp_work *work, void *stream, const tddp_wait *wait
 
 tddp_device_type tddp_work_device(const tddp_work *work, int32_t *index)
 {
+    if (!work) {
+        *index = 0;
+        return TDDP_CPU;
+    }
     const tddp_op *op = &work->op;
     const tddp_buffer *buffer = op->input.device_type == TDDP_CPU ? &op->output : &op->input;
     *index = work->on_device ? buffer->device_index : 0;
@@ -299,15 +301,12 @@ tddp_device_type tddp_work_device(const tddp_work *work, int32_t *index)
 
 int tddp_work_completed(const tddp_work *work)
 {
-    return work && atomic_load(&work->done);
+    return !work || atomic_load(&work->done);
 }
 
 tddp_status tddp_work_status(const tddp_work *work)
 {
-    if (!work) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "work is NULL");
-    }
-    return atomic_load(&work->done) ? outcome(work) : TDDP_OK;
+    return work && atomic_load(&work->done) ? outcome(work) : TDDP_OK;
 }
 
 tddp_op_kind tddp_work_kind(const tddp_work *work)
@@ -322,13 +321,17 @@ uint64_t tddp_work_sequence(const tddp_work *work)
 
 int tddp_work_source(const tddp_work *work)
 {
-    return tddp_work_completed(work) ? work->source : TDDP_ANY_SOURCE;
+    return work && tddp_work_completed(work) ? work->source : TDDP_ANY_SOURCE;
 }
 
 tddp_status tddp_work_on_done(tddp_work *work, void (*callback)(void *data), void *data)
 {
-    if (!work || !callback) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s is NULL", work ? "callback" : "work");
+    if (!callback) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "callback is NULL");
+    }
+    if (!work) {
+        callback(data);
+        return TDDP_OK;
     }
     if (work->pid != tddp_process_id()) {
         return made_before_fork(work);

@@ -96,7 +96,7 @@ static tddp_status end_work(caller *self, tddp_work *work)
         status = tddp_work_completed(work) ? tddp_work_status(work) : TDDP_CANCELED;
     } else if (way < 3) {
         status = tddp_work_wait(work, way == 1 ? &brief : &interrupted);
-    } else if (way == 3 && tddp_work_kind(work) != TDDP_OP_BARRIER) {
+    } else if (way == 3 && work && tddp_work_kind(work) != TDDP_OP_BARRIER) {
         status = tddp_work_order(work, NULL, NULL);
         status = status ? status : tddp_work_wait(work, NULL);
     } else {

@@ -76,7 +76,8 @@ TEST(works_that_are_done_are_readable_at_once)
 {
     tddp_store *store;
     tddp_group *group = resumer_group(&store);
-    tddp_work *work = begin_inline(group, -1, NULL);
+    tddp_work *work = begin(group);
+    CHECK_OK(tddp_work_wait(work, NULL));
     CHECK_INT(readable(fd_of(work), 0), 1);
     tddp_work_release(work);
     atomic_store(&resumer.fails, TDDP_PEER_LOST);
@@ -89,6 +90,27 @@ TEST(works_that_are_done_are_readable_at_once)
     CHECK_STATUS(tddp_work_status(work), TDDP_PEER_LOST);
     tddp_work_release(work);
     drop(group, store);
+}
+
+static void count_call(void *count)
+{
+    ++*(int *)count;
+}
+
+TEST(no_work_is_an_operation_that_is_done)
+{
+    int count = 0;
+    int32_t device = -1;
+    CHECK_OK(tddp_work_wait(NULL, NULL));
+    CHECK_OK(tddp_work_order(NULL, NULL, NULL));
+    CHECK_INT(tddp_work_completed(NULL), 1);
+    CHECK_OK(tddp_work_status(NULL));
+    CHECK_INT(tddp_work_source(NULL), TDDP_ANY_SOURCE);
+    CHECK_INT(tddp_work_device(NULL, &device), TDDP_CPU);
+    CHECK_INT(device, 0);
+    CHECK_OK(tddp_work_on_done(NULL, count_call, &count));
+    CHECK_INT(count, 1);
+    tddp_work_release(NULL);
 }
 
 TEST(waits_leave_the_descriptor_open)

@@ -395,7 +395,7 @@ bool seq_begin(seq_call *call, bool may_last)
     }
     tddp_work *work = NULL;
     tddp_status status = tddp_submit(call->group, &args, way == IN_THE_CALL ? NULL : &work);
-    if (way == IN_THE_CALL || status) {
+    if (!work) { /* it was executed within the call */
         check_outcome(call, status);
     }
     if (work) {
