@@ -193,16 +193,19 @@ void tddp_detector_remove_group(tddp_group *group, const char *reason)
     }
 }
 
-/* The job's part of the store, or the group's if the detector has ended; the caller releases it. */
-static tddp_store *retain_store(tddp_group *group, tddp_detector *detector)
+/* By the outbox, if the detector still runs. */
+static bool report_by_watcher(tddp_detector *detector, const char *key, tddp_bytes *line)
 {
-    tddp_store *store = NULL;
-    if (detector) {
-        pthread_mutex_lock(&detector->mutex);
-        store = detector->base ? tddp_store_retain(detector->base) : NULL;
-        pthread_mutex_unlock(&detector->mutex);
+    pthread_mutex_lock(&detector->mutex);
+    bool running = !detector->ended;
+    if (running) {
+        tddp_detector_put(detector, key, TDDP_NOTICE_KINDS, line);
+        tddp_detector_put(detector, key, TDDP_NOTICE_FAILURE, NULL);
+        tddp_cancel_trigger(detector->wake);
+        await_told(detector, tddp_deadline_after_ms(TDDP_DETECTOR_REPORT_MS));
     }
-    return store ? store : tddp_store_retain(group->store);
+    pthread_mutex_unlock(&detector->mutex);
+    return running;
 }
 
 void tddp_detector_report_create_failure(tddp_group *group, tddp_group *parent, tddp_status status,
@@ -215,14 +218,16 @@ void tddp_detector_report_create_failure(tddp_group *group, tddp_group *parent, 
     char key[TDDP_DETECTOR_KEY_BYTES];
     tddp_bytes line = {0};
     tddp_recorder_position none = {.messages = 0};
-    tddp_store *store = retain_store(group, parent ? parent->detector : NULL);
+    tddp_detector *detector = parent ? parent->detector : NULL;
     write_key(group, key);
     tddp_status reported = tddp_status_report_write(&line, TDDP_REPORT_FAILURE, group->rank, status,
                                                     &none, "", text, TEXT_BYTES);
-    reported = reported ? reported : tddp_notice_append_report(store, key, &line);
-    reported = reported ? reported : tddp_notice_publish(store, TDDP_NOTICE_FAILURE, key);
+    if (reported == TDDP_OK && !(detector && report_by_watcher(detector, key, &line))) {
+        reported = tddp_notice_append_report(group->store, key, &line);
+        reported =
+            reported ? reported : tddp_notice_publish(group->store, TDDP_NOTICE_FAILURE, key);
+    }
     tddp_bytes_free(&line);
-    tddp_store_release(store);
     if (reported) {
         tddp_log(TDDP_LOG_DEBUG, "group",
                  "cannot report to the other ranks that \"%s\" was not created: %s", group->name,

@@ -12,6 +12,10 @@ enum {
     TDDP_DETECTOR_KEY_BYTES = 256,
 };
 
+/* How long a store to which there is no connection is tried before its host is asked whether it
+ * refuses them. Only tests change it. */
+extern int64_t tddp_detector_connect_ms;
+
 typedef enum tddp_detector_stage {
     TDDP_DETECTOR_IDLE,
     TDDP_DETECTOR_UNREPORTED, /* an operation has failed here; the watcher has to report it */
@@ -64,7 +68,7 @@ struct tddp_detector {
     tddp_store *base;  /* the first group's part of the store, on that group's connection */
     /* Only used by the watcher. */
     tddp_store *store;     /* the same on the watcher's own connection; NULL: there is none now */
-    int64_t connect_until; /* without one: when it gives up */
+    int64_t connect_until; /* without one: from then on it is lost where its host refuses */
     int64_t notices_received;
     tddp_detector_stray *strays;
     pthread_mutex_t mutex; /* guards what follows */
@@ -88,9 +92,10 @@ void *tddp_detector_run_watcher(void *detector);
 void tddp_detector_put_report(tddp_detector *detector, const tddp_detector_entry *self,
                               tddp_status_report_kind kind, const char *text);
 
-/* Puts a notice about the group in the outbox. */
-void tddp_detector_put_notice(tddp_detector *detector, const tddp_detector_entry *self,
-                              tddp_notice_kind kind);
+/* Puts a line of the group's log in the outbox, whose bytes it takes over; or, without one, a
+ * notice about the group. */
+void tddp_detector_put(tddp_detector *detector, const char *key, tddp_notice_kind notice,
+                       tddp_bytes *line);
 
 /* Takes the outbox's first message out, and frees it. */
 void tddp_detector_drop_message(tddp_detector *detector);

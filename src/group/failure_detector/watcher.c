@@ -18,12 +18,14 @@
 #include "group/failure_detector/detector_state.h"
 
 enum {
-    CONNECT_MS = 5000, /* how long a store is tried to which there is no connection */
     ASK_MS = 2000,
+    PROBE_MS = 300,
     NOTICE_WAIT_MS = 600 * 1000,
     PAUSE_MS = 10, /* between two reads of a log, doubled each time */
     LONGEST_PAUSE_MS = 100,
 };
+
+int64_t tddp_detector_connect_ms = 5000;
 
 /* --- the store ------------------------------------------------------------------------------- */
 
@@ -94,9 +96,23 @@ static void note(tddp_detector *detector, tddp_status status)
         /* The connection is gone, the store need not be. */
         tddp_store_release(detector->store);
         detector->store = NULL;
-        detector->connect_until = tddp_deadline_after_ms(CONNECT_MS);
+        detector->connect_until = tddp_deadline_after_ms(tddp_detector_connect_ms);
     }
     set_silent(detector, status != TDDP_OK);
+}
+
+/* Whether the store's host refuses connections. A process that is stopped accepts them, and a
+ * network that is down lets the attempt time out: both may answer later. */
+static bool refuses(const tddp_detector *detector)
+{
+    int fd = -1;
+    const char *host = tddp_tcp_store_host(detector->base);
+    const tddp_status status =
+        host ? tddp_net_connect_host(host, tddp_tcp_store_port(detector->base),
+                                     tddp_deadline_after_ms(PROBE_MS), -1, &fd)
+             : TDDP_NETWORK;
+    tddp_net_close(fd);
+    return status == TDDP_NETWORK;
 }
 
 /* Asks a silent store until it answers, at most so long, or until there is something to do. */
@@ -116,7 +132,12 @@ static void ask_again(tddp_detector *detector, int64_t timeout_ms)
         set_silent(detector, false);
     } else if (status != TDDP_CANCELED && status != TDDP_OUT_OF_MEMORY &&
                tddp_now_ns() >= detector->connect_until) {
-        lose_store(detector);
+        if (status != TDDP_NETWORK || refuses(detector)) {
+            lose_store(detector);
+        } else {
+            tddp_log(TDDP_LOG_DEBUG, "group", "the failure detector's store is silent: %s",
+                     tddp_error_message());
+        }
     }
 }
 
@@ -296,12 +317,12 @@ static void fill_outbox(tddp_detector *detector)
         if (each->stage == TDDP_DETECTOR_UNREPORTED && !each->failure_reported) {
             each->failure_reported = true;
             tddp_detector_put_report(detector, each, TDDP_REPORT_FAILURE, each->text);
-            tddp_detector_put_notice(detector, each, TDDP_NOTICE_FAILURE);
+            tddp_detector_put(detector, each->key, TDDP_NOTICE_FAILURE, NULL);
         }
         if (each->asks) {
             each->asks = false;
             each->asked = true;
-            tddp_detector_put_notice(detector, each, TDDP_NOTICE_CONNECT);
+            tddp_detector_put(detector, each->key, TDDP_NOTICE_CONNECT, NULL);
         }
     }
 }
@@ -399,9 +420,9 @@ static void free_strays(tddp_detector *detector)
 static void connect_first(tddp_detector *detector)
 {
     bool ended = false;
-    detector->connect_until = tddp_deadline_after_ms(CONNECT_MS);
+    detector->connect_until = tddp_deadline_after_ms(tddp_detector_connect_ms);
     while (!answers(detector) && !detector->store_lost && !ended) {
-        ask_again(detector, CONNECT_MS);
+        ask_again(detector, tddp_detector_connect_ms);
         pthread_mutex_lock(&detector->mutex);
         ended = detector->ended;
         if (!ended) {
