@@ -303,25 +303,18 @@ void tddp_detector_report_failure(tddp_group *group, const tddp_op *op, const ch
 static tddp_status find_cause_locally(tddp_group *group, const tddp_op *op, const char *described,
                                       tddp_status status, const char *text)
 {
-    tddp_status_report *reports =
-        tddp_alloc_array((size_t)group->world_size, sizeof(tddp_status_report));
-    if (!reports) {
-        return tddp_fail(status, "%s", text);
-    }
-    tddp_status_report_read(NULL, reports, group->world_size);
-    tddp_failure_evidence evidence = {
+    const tddp_failure_evidence evidence = {
         .peers = group->peers,
         .rank = group->rank,
         .op = op,
         .described = described,
         .status = status,
         .text = text,
-        .reports = reports,
+        .observed = &group->observed,
         .store_lost = true,
         .deadline_over = true,
     };
-    (void)tddp_root_cause_find(&evidence, &status);
-    free(reports);
+    (void)tddp_root_cause_find(evidence, NULL, &status);
     return status;
 }
 

@@ -10,7 +10,8 @@
  *   outbox.c         what it has yet to tell the store, which may be silent for a while
  *   notice.c         notices and reports in the store
  *   status_report.c  a rank's report of where it is, as a line of text
- *   root_cause.c     finds the root cause in the ranks' reports
+ *   observed.c       what this rank's backend has seen of other ranks
+ *   root_cause.c     finds the root cause in both
  */
 #ifndef TDDP_GROUP_DETECTOR_H
 #define TDDP_GROUP_DETECTOR_H

@@ -82,13 +82,16 @@ static void set_failed_operation(const tddp_detector_entry *self, tddp_recorder_
 void tddp_detector_put_report(tddp_detector *detector, const tddp_detector_entry *self,
                               tddp_status_report_kind kind, const char *text)
 {
-    const tddp_group *group = self->group;
+    tddp_group *group = self->group;
     char other_groups[256];
+    char seen[MOST_REPORT_BYTES + 1];
     tddp_bytes line = {0};
     tddp_recorder_position position = tddp_recorder_read_position(group->recorder);
     bool failed = kind == TDDP_REPORT_FAILURE;
     if (failed) {
         set_failed_operation(self, &position);
+        tddp_observed_describe(&group->observed, text ? text : "", seen, sizeof seen);
+        text = seen;
     }
     describe_other_groups(detector, self, other_groups, sizeof other_groups);
     size_t most = (size_t)(LOG_BYTES / group->world_size);

@@ -240,29 +240,19 @@ static void send_outbox(tddp_detector *detector)
 static bool find_cause(tddp_detector *detector, tddp_detector_entry *self, char *log,
                        tddp_status *cause)
 {
-    const tddp_group *group = self->group;
-    size_t count = (size_t)group->world_size;
-    tddp_status_report *reports = tddp_alloc_array(count, sizeof *reports);
-    if (!reports) {
-        *cause = tddp_fail(self->failed_here ? self->status : TDDP_PEER_LOST, "%s",
-                           self->failed_here && self->text ? self->text : "out of memory");
-        return true;
-    }
-    tddp_status_report_read(log, reports, group->world_size);
-    tddp_failure_evidence evidence = {
+    tddp_group *group = self->group;
+    const tddp_failure_evidence evidence = {
         .peers = group->peers,
         .rank = group->rank,
         .op = self->failed_here ? &self->op : NULL,
         .described = self->described,
         .status = self->failed_here ? self->status : TDDP_OK,
         .text = self->failed_here && self->text ? self->text : "",
-        .reports = reports,
+        .observed = &group->observed,
         .store_lost = !answers(detector),
         .deadline_over = tddp_now_ns() >= self->deadline,
     };
-    bool found = tddp_root_cause_find(&evidence, cause);
-    free(reports);
-    return found;
+    return tddp_root_cause_find(evidence, log, cause);
 }
 
 /* Finds the group's root cause if the reports suffice. True if it failed the group here, which
