@@ -193,6 +193,12 @@ void tddp_detector_remove_group(tddp_group *group, const char *reason)
     }
 }
 
+static void free_notice(void *data, tddp_notice notice)
+{
+    (void)data;
+    free(notice.key);
+}
+
 /* By the outbox, if the detector still runs. */
 static bool report_by_watcher(tddp_detector *detector, const char *key, tddp_bytes *line)
 {
@@ -224,8 +230,9 @@ void tddp_detector_report_create_failure(tddp_group *group, tddp_group *parent, 
                                                     &none, "", text, TEXT_BYTES);
     if (reported == TDDP_OK && !(detector && report_by_watcher(detector, key, &line))) {
         reported = tddp_notice_append_report(group->store, key, &line);
-        reported =
-            reported ? reported : tddp_notice_publish(group->store, TDDP_NOTICE_FAILURE, key);
+        reported = reported ? reported
+                            : tddp_notice_publish(group->store, 1, TDDP_NOTICE_FAILURE, key,
+                                                  free_notice, NULL);
     }
     tddp_bytes_free(&line);
     if (reported) {
@@ -245,7 +252,8 @@ void tddp_detector_ask_to_connect(void *data)
     pthread_mutex_lock(&detector->mutex);
     tddp_detector_entry *self = find(detector, group);
     if (self) {
-        self->asks = true;
+        self->asked = true;
+        tddp_detector_put(detector, self->key, TDDP_NOTICE_CONNECT, NULL);
         tddp_cancel_trigger(detector->wake);
     }
     pthread_mutex_unlock(&detector->mutex);
@@ -287,12 +295,11 @@ void tddp_detector_report_failure(tddp_group *group, const tddp_op *op, const ch
         text_copy = described_copy = NULL;
         self->status = status;
         self->deadline = tddp_deadline_after_ms(report_timeout_ms(status, described != NULL));
-        self->stage = TDDP_DETECTOR_UNREPORTED;
+        self->stage = TDDP_DETECTOR_FAILED;
+        tddp_detector_put_report(detector, self, TDDP_REPORT_FAILURE, self->text);
+        tddp_detector_put(detector, self->key, TDDP_NOTICE_FAILURE, NULL);
         tddp_cancel_trigger(detector->wake);
-        while (self->stage == TDDP_DETECTOR_UNREPORTED && !detector->store_lost &&
-               tddp_now_ns() < deadline) {
-            (void)tddp_cond_wait_until(&detector->changed, &detector->mutex, deadline);
-        }
+        await_told(detector, deadline);
     }
     pthread_mutex_unlock(&detector->mutex);
     free(text_copy);

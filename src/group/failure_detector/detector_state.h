@@ -18,10 +18,9 @@ extern int64_t tddp_detector_connect_ms;
 
 typedef enum tddp_detector_stage {
     TDDP_DETECTOR_IDLE,
-    TDDP_DETECTOR_UNREPORTED, /* an operation has failed here; the watcher has to report it */
-    TDDP_DETECTOR_REPORTED,   /* and its root cause is not known yet */
-    TDDP_DETECTOR_NOTIFIED,   /* another rank has failed: this rank has to reply; cause unknown */
-    TDDP_DETECTOR_RESOLVED,   /* the root cause is known */
+    TDDP_DETECTOR_FAILED,   /* an operation has failed here; its root cause is not known yet */
+    TDDP_DETECTOR_NOTIFIED, /* another rank has failed; likewise */
+    TDDP_DETECTOR_RESOLVED, /* the root cause is known */
 } tddp_detector_stage;
 
 /* A group of the detector's. */
@@ -30,13 +29,10 @@ typedef struct tddp_detector_entry {
     char key[TDDP_DETECTOR_KEY_BYTES]; /* the group's name among the job's, equal on all ranks */
     struct tddp_detector_entry *next;
     tddp_detector_stage stage;
-    bool asks;              /* the watcher has to ask all ranks to connect */
-    bool asked;             /* it does, and no notice says so yet */
-    bool unchecked;         /* a notice may have come before this rank watched the group */
-    bool busy;              /* the watcher works on it, without the lock */
-    bool position_reported; /* this rank's reply to the notice is in the outbox */
-    bool failure_reported;  /* its failure is, and the notice */
-    bool failed_here;       /* an operation of this rank failed: `op` to `text` describe it */
+    bool asked;       /* all ranks are to connect, and no notice has said so yet */
+    bool unchecked;   /* a notice may have come before this rank watched the group */
+    bool busy;        /* the watcher works on it, without the lock */
+    bool failed_here; /* an operation of this rank failed: `op` to `text` describe it */
     tddp_op op;
     char *described; /* by the caller; NULL: not at all */
     tddp_status status;

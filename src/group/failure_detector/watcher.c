@@ -144,7 +144,7 @@ static void ask_again(tddp_detector *detector, int64_t timeout_ms)
 /* --- notices --------------------------------------------------------------------------------- */
 
 /* With the lock held. */
-static void tell_entry(tddp_detector_entry *self, tddp_notice_kind kind)
+static void tell_entry(tddp_detector *detector, tddp_detector_entry *self, tddp_notice_kind kind)
 {
     if (kind == TDDP_NOTICE_CONNECT) {
         self->asked = false;
@@ -152,19 +152,21 @@ static void tell_entry(tddp_detector_entry *self, tddp_notice_kind kind)
     } else if (kind == TDDP_NOTICE_FAILURE && self->stage == TDDP_DETECTOR_IDLE) {
         self->stage = TDDP_DETECTOR_NOTIFIED;
         self->deadline = tddp_deadline_after_ms(TDDP_DETECTOR_REPLY_MS);
+        tddp_detector_put_report(detector, self, TDDP_REPORT_POSITION, NULL);
     }
 }
 
 /* Takes the notice's key over. */
-static void receive_notice(tddp_detector *detector, tddp_notice notice)
+static void receive_notice(void *data, tddp_notice notice)
 {
+    tddp_detector *detector = data;
     bool known = false;
     detector->notices_received++;
     pthread_mutex_lock(&detector->mutex);
     for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
         if (strcmp(each->key, notice.key) == 0) {
             known = true;
-            tell_entry(each, notice.kind);
+            tell_entry(detector, each, notice.kind);
         }
     }
     pthread_mutex_unlock(&detector->mutex);
@@ -188,31 +190,13 @@ static void check_strays(tddp_detector *detector)
                 link = &stray->next;
                 continue;
             }
-            tell_entry(each, stray->notice.kind);
+            tell_entry(detector, each, stray->notice.kind);
             *link = stray->next;
             free(stray->notice.key);
             free(stray);
         }
         each->unchecked = false;
     }
-}
-
-/* Offers the notice until it, or another rank's of the same words, has a number; receives those
- * that have come before it. */
-static tddp_status publish(tddp_detector *detector, const tddp_detector_message *message)
-{
-    bool published = false;
-    tddp_status status = TDDP_OK;
-    while (status == TDDP_OK && !published) {
-        tddp_notice there;
-        status = tddp_notice_offer(detector->store, detector->notices_received + 1, message->notice,
-                                   message->key, &there);
-        if (status == TDDP_OK) {
-            published = there.kind == message->notice && strcmp(there.key, message->key) == 0;
-            receive_notice(detector, there);
-        }
-    }
-    return status;
 }
 
 /* Sends what is in the outbox, as far as the store answers. With the lock held, which is released
@@ -225,7 +209,8 @@ static void send_outbox(tddp_detector *detector)
         tddp_status status =
             message->line.size > 0
                 ? tddp_notice_append_report(detector->store, message->key, &message->line)
-                : publish(detector, message);
+                : tddp_notice_publish(detector->store, detector->notices_received + 1,
+                                      message->notice, message->key, receive_notice, detector);
         note(detector, status);
         pthread_mutex_lock(&detector->mutex);
         if (status == TDDP_OK || status == TDDP_OUT_OF_MEMORY) {
@@ -293,37 +278,11 @@ static bool is_unfinished(const tddp_detector_entry *self)
     return self->stage != TDDP_DETECTOR_IDLE && self->stage != TDDP_DETECTOR_RESOLVED;
 }
 
-/* What the entries have for the outbox; replies first: the other ranks wait for them a short time
- * only. With the lock held. */
-static void fill_outbox(tddp_detector *detector)
+/* Ends what waits for connections that the ranks cannot be asked for any more. With the lock held.
+ */
+static void fail_requests(const tddp_detector *detector)
 {
     for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        if (each->stage == TDDP_DETECTOR_NOTIFIED && !each->position_reported) {
-            each->position_reported = true;
-            tddp_detector_put_report(detector, each, TDDP_REPORT_POSITION, NULL);
-        }
-    }
-    for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        if (each->stage == TDDP_DETECTOR_UNREPORTED && !each->failure_reported) {
-            each->failure_reported = true;
-            tddp_detector_put_report(detector, each, TDDP_REPORT_FAILURE, each->text);
-            tddp_detector_put(detector, each->key, TDDP_NOTICE_FAILURE, NULL);
-        }
-        if (each->asks) {
-            each->asks = false;
-            each->asked = true;
-            tddp_detector_put(detector, each->key, TDDP_NOTICE_CONNECT, NULL);
-        }
-    }
-}
-
-/* The consequences of what the outbox has become. With the lock held. */
-static void finish_reports(tddp_detector *detector)
-{
-    for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        if (each->stage == TDDP_DETECTOR_UNREPORTED && each->failure_reported) {
-            each->stage = TDDP_DETECTOR_REPORTED;
-        }
         if (each->asked && detector->store_lost) {
             each->asked = false;
             tddp_on_demand_fail(each->group->on_demand, TDDP_NETWORK,
@@ -331,7 +290,6 @@ static void finish_reports(tddp_detector *detector)
                                 "they agree on that, cannot be reached any more");
         }
     }
-    pthread_cond_broadcast(&detector->changed);
 }
 
 /* Does what the entries' stages require; true if one has to be processed again soon. Stops after an
@@ -341,15 +299,12 @@ static bool process_all(tddp_detector *detector, int64_t *pause_ms)
 {
     bool again = false;
     bool failed = false;
-    do { /* publishing receives notices, to which this rank replies before it does anything else */
-        send_outbox(detector);
-        check_strays(detector);
-        fill_outbox(detector);
-    } while (detector->outbox && answers(detector));
-    finish_reports(detector);
+    check_strays(detector);
+    send_outbox(detector);
+    fail_requests(detector);
     for (tddp_detector_entry *each = detector->entries; each && !failed; each = each->next) {
         /* While the store is silent, another rank's failure has time. */
-        if (each->stage == TDDP_DETECTOR_REPORTED ||
+        if (each->stage == TDDP_DETECTOR_FAILED ||
             (each->stage == TDDP_DETECTOR_NOTIFIED && !may_answer(detector))) {
             each->busy = true;
             pthread_mutex_unlock(&detector->mutex);

@@ -274,6 +274,17 @@ typedef struct publisher {
 
 enum { PUBLISHERS = 6, KEYS = 8 };
 
+static void free_notice(void *data, tddp_notice notice)
+{
+    (void)data;
+    free(notice.key);
+}
+
+static void publish(tddp_store *store, tddp_notice_kind kind, const char *key)
+{
+    CHECK_OK(tddp_notice_publish(store, 1, kind, key, free_notice, NULL));
+}
+
 /* Each publishes every notice, in an order of its own. */
 static void *publish_all(void *data)
 {
@@ -281,7 +292,7 @@ static void *publish_all(void *data)
     for (int i = 0; i < KEYS; i++) {
         char key[16];
         snprintf(key, sizeof key, "group %d", (i * 3 + self->number) % KEYS);
-        CHECK_OK(tddp_notice_publish(self->store, TDDP_NOTICE_FAILURE, key));
+        publish(self->store, TDDP_NOTICE_FAILURE, key);
     }
     return NULL;
 }
@@ -329,14 +340,14 @@ MULTI_TEST(a_notice_takes_one_step, 1, 30)
     const tddp_wait now_ms = {0, NULL};
     tddp_notice notice;
     tddp_blob answer;
-    CHECK_OK(tddp_notice_publish(store, TDDP_NOTICE_CONNECT, "first"));
+    publish(store, TDDP_NOTICE_CONNECT, "first");
     /* The one step of a rank that dies behind it. */
     CHECK_OK(tddp_store_compare_set(store, (tddp_slice){"failure_detector/notice/2", 25},
                                     (tddp_slice){"", 0}, (tddp_slice){"Fsecond", 7}, NULL,
                                     &answer));
     tddp_blob_free(&answer);
-    CHECK_OK(tddp_notice_publish(store, TDDP_NOTICE_FAILURE, "third"));
-    CHECK_OK(tddp_notice_publish(store, TDDP_NOTICE_FAILURE, "second"));
+    publish(store, TDDP_NOTICE_FAILURE, "third");
+    publish(store, TDDP_NOTICE_FAILURE, "second");
     static const struct {
         tddp_notice_kind kind;
         const char *key;
