@@ -22,6 +22,7 @@
 #define TDDP_BACKEND_H
 
 #include <tddp/buffer.h>
+#include <tddp/observation.h>
 #include <tddp/op.h>
 #include <tddp/store.h>
 
@@ -143,6 +144,9 @@ typedef struct tddp_backend_opts {
     struct tddp_on_demand *on_demand;
     /** The table whose create() is called: one function may serve several. */
     const struct tddp_backend_v1 *backend;
+    /** Receives what the backend sees of other ranks for which operations wait in vain, until
+     * destroy() returns. */
+    tddp_observer observer;
 } tddp_backend_opts;
 
 /** What a backend supports: tddp_backend_v1.traits. */
@@ -158,7 +162,8 @@ enum {
 };
 
 /** Runs one operation and returns when its result is in place. The text of TDDP_TIMEOUT and
- * TDDP_PEER_LOST names the ranks that it waited for. */
+ * TDDP_PEER_LOST names the rank that it waited for; the observer receives what is known of others.
+ */
 typedef tddp_status (*tddp_backend_run)(void *context, const tddp_op *op);
 
 /** A backend: its name, what it supports, its functions. */

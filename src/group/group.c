@@ -72,6 +72,7 @@ static tddp_status allocate(const tddp_group_opts *opts, tddp_group **out)
         free(group);
         return status;
     }
+    tddp_observed_init(&group->observed, opts->world_size);
     atomic_init(&group->references, 1);
     group->pid = tddp_process_id();
     group->rank = opts->rank;
@@ -95,6 +96,7 @@ static void free_group(tddp_group *group)
     tddp_shm_fabric_release(group->fabric);
     tddp_on_demand_free(group->on_demand);
     tddp_engine_release(group->engine);
+    tddp_observed_free(&group->observed, group->pid != tddp_process_id());
     if (group->pid == tddp_process_id()) {
         pthread_cond_destroy(&group->idle);
         pthread_mutex_destroy(&group->mutex);
@@ -228,6 +230,7 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
         .hosts = hosts,
         .fabric = group->fabric,
         .on_demand = group->on_demand,
+        .observer = {tddp_observed_add, &group->observed},
     };
     tddp_wait left = {wanted.timeout_ms, tddp_wait_cancel(wait)};
     const bool splits =

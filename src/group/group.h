@@ -40,6 +40,7 @@
 
 #include "backend/blocking.h"
 #include "base/base.h"
+#include "group/failure_detector/observed.h"
 #include "group/peers.h"
 
 struct tddp_work {
@@ -156,6 +157,7 @@ struct tddp_group {
     tddp_peers *peers;                /* the ranks, once all have joined */
     struct tddp_recorder *recorder;   /* NULL before it is created */
     struct tddp_detector *detector;   /* NULL with one rank */
+    tddp_observed observed;           /* what its backend has seen of other ranks */
     int64_t incarnation;   /* counts the groups of this name that this rank has made on the store */
     atomic_size_t holders; /* hold.c: calls that use the backend */
     _Atomic int64_t timeout_ms;

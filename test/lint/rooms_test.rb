@@ -41,7 +41,7 @@ class RoomsTest < Minitest::Test
   PUBLIC = {
     "export.h" => %w[], "version.h" => %w[export.h], "status.h" => %w[export.h], "wait.h" => %w[status.h],
     "log.h" => %w[export.h], "heap.h" => %w[export.h], "memory_stats.h" => %w[export.h], "buffer.h" => %w[status.h], "store.h" => %w[wait.h],
-    "op.h" => %w[export.h], "backend.h" => %w[buffer.h op.h store.h], "meeting.h" => %w[store.h], "work.h" => %w[buffer.h op.h wait.h],
+    "op.h" => %w[export.h], "observation.h" => %w[status.h], "backend.h" => %w[buffer.h observation.h op.h store.h], "meeting.h" => %w[store.h], "work.h" => %w[buffer.h op.h wait.h],
     "group.h" => %w[buffer.h op.h store.h work.h], "flat.h" => %w[buffer.h],
     "trace.h" => %w[status.h], "recorder.h" => %w[group.h], "comm_hook.h" => %w[flat.h group.h],
     "hooks.h" => %w[comm_hook.h], "reducer.h" => %w[comm_hook.h group.h], "torch.h" => %w[reducer.h], "sharder.h" => %w[flat.h group.h],
@@ -52,7 +52,7 @@ class RoomsTest < Minitest::Test
   }.freeze
 
   # What <tddp.h> leaves out: what backends are made of, helpers of programs that train, and the headers of libtddp_torch.
-  APART = /\A(backend|call|cuda|delegate|file|heap|meeting|torch.*)\.h\z/
+  APART = /\A(backend|call|cuda|delegate|file|heap|meeting|observation|torch.*)\.h\z/
 
   LONGEST_FILE = 500
   LONGEST_FUNCTION = 80

@@ -120,14 +120,6 @@ static void release(void *data, void *turn)
     part->backend->release(part->context, turn);
 }
 
-static void report_failure(void *data, tddp_status status, const char *text)
-{
-    const context *self = data;
-    for (int type = 0; type < TDDP_DEVICE_TYPES; type++) {
-        tddp_inner_report_failure(&self->parts[type], status, text);
-    }
-}
-
 static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **out)
 {
     (void)wait;
@@ -166,7 +158,6 @@ void tddp_devices_fill(tddp_devices *self, const char *name)
                                .create = create,
                                .abort = abort_all,
                                .destroy = destroy,
-                               .report_failure = report_failure,
                                .traits = traits_of(self),
                                .op_count = TDDP_OP_COUNT};
     for (int type = 0; type < TDDP_DEVICE_TYPES; type++) {

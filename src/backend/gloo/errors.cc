@@ -101,11 +101,31 @@ std::string Mesh::describe_lost() const
     return text;
 }
 
+/* Reports the peers that are lost or have left. */
+void Mesh::observe_lost() const
+{
+    for (int peer = 0; peer < size; peer++) {
+        const Peer &one = peers_[static_cast<size_t>(peer)];
+        tddp_observation seen = {};
+        seen.kind = one.state == Peer::ACTIVE ? TDDP_OBSERVED_NOTHING
+                    : one.state == Peer::LEFT ? TDDP_OBSERVED_LEFT
+                    : one.status == TDDP_OK   ? TDDP_OBSERVED_CLOSED
+                                              : TDDP_OBSERVED_FAILED;
+        seen.rank = rank_name(peer);
+        seen.sequence = one.sequence;
+        seen.status = one.status;
+        seen.text = one.reason.c_str();
+        seen.seen_ns = std::chrono::nanoseconds(one.since.time_since_epoch()).count();
+        tddp_observe(&observer_, &seen);
+    }
+}
+
 std::string Mesh::describe_failure(tddp_status status, const Waiter &waiter) const
 {
     const tddp_op &op = *waiter.task->op;
     const bool any = waiter.peer == TDDP_ANY_SOURCE;
     if (status == TDDP_PEER_LOST) {
+        observe_lost();
         std::string text = describe_lost();
         for (int peer = 0; peer < size; peer++) {
             const Peer &one = peers_[static_cast<size_t>(peer)];

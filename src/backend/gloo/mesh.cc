@@ -37,6 +37,11 @@ std::vector<int> names_in(const tddp_backend_opts &opts)
     return {opts.names, opts.names + opts.world_size};
 }
 
+tddp_observer observer_in(const tddp_backend_opts &opts)
+{
+    return opts.size < sizeof opts ? tddp_observer{} : opts.observer;
+}
+
 } // namespace
 
 Clock::time_point deadline_after(int64_t ms)
@@ -53,7 +58,7 @@ std::string strip_location(const std::exception &cause)
 }
 
 Mesh::Mesh(const tddp_backend_opts &opts)
-    : rank(opts.rank), size(opts.world_size), names_(names_in(opts)),
+    : rank(opts.rank), size(opts.world_size), names_(names_in(opts)), observer_(observer_in(opts)),
       peers_(static_cast<size_t>(opts.world_size))
 {
 }

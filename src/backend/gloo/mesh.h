@@ -260,6 +260,7 @@ class Mesh
     /* With the lock held: */
     std::string describe_failure(tddp_status status, const Waiter &waiter) const;
     std::string describe_lost() const;
+    void observe_lost() const;
 
     /* watcher.cc */
     void start_watcher();
@@ -274,6 +275,7 @@ class Mesh
     tddp_status check_wait(const Waiter &waiter, Clock::time_point now) const;
 
     const std::vector<int> names_; /* empty: the ranks' own numbers */
+    const tddp_observer observer_;
     std::shared_ptr<gloo::transport::Device> device_;
     std::shared_ptr<gloo::transport::Context> context_;
     std::vector<Link> links_;

@@ -119,6 +119,7 @@ static tddp_backend_opts global_opts(tddp_hosts *self, tddp_store *store)
         .names = self->names,
         .check = check_ranks,
         .check_data = self,
+        .observer = self->observer,
     };
 }
 
@@ -169,6 +170,7 @@ static tddp_status keep_opts(tddp_hosts *self, const tddp_backend_opts *opts)
 {
     const size_t count = (size_t)self->world_size;
     self->store = tddp_store_retain(opts->store);
+    self->observer = opts->observer;
     self->group = tddp_copy_string(opts->group);
     self->address = opts->address ? tddp_copy_string(opts->address) : NULL;
     self->names = opts->names ? tddp_alloc_array(count, sizeof *self->names) : NULL;

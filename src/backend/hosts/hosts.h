@@ -87,8 +87,9 @@ struct tddp_hosts {
     tddp_on_demand *on_demand;   /* the group's, which makes the global one; NULL: it is there */
     tddp_store *store;           /* the group's; like the next four for the global one */
     char *group;
-    char *address;        /* NULL: unknown */
-    int *names;           /* by rank; NULL: their numbers */
+    char *address; /* NULL: unknown */
+    int *names;    /* by rank; NULL: their numbers */
+    tddp_observer observer;
     pthread_mutex_t lock; /* guards the following until on_demand has connected */
     tddp_hosts_comm global_comm;
     tddp_hosts_message *kept; /* messages that wait for it, in their order */

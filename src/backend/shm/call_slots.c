@@ -14,8 +14,6 @@
 
 #include "backend/shm/control.h"
 
-enum { TEXT_BYTES = 2048 };
-
 /* --- comparing calls ------------------------------------------------------------------------- */
 
 /* Whether the call is the same to all ranks. */
@@ -211,31 +209,33 @@ static bool has_entered(const tddp_shm *shm, int peer)
            shm->epoch;
 }
 
-/* Adds "; entered: rank 1, rank 3; not entered: rank 2 (last in barrier, operation 4)". */
-static void add_attendance(const tddp_shm *shm, char *text, size_t bytes)
+uint64_t tddp_shm_sequence_of(const tddp_shm *shm, int rank, uint64_t epoch)
 {
-    for (int missing = 0; missing < 2; missing++) {
-        const char *before = missing ? "; not entered: " : "; entered: ";
-        for (int peer = 0; peer < shm->size; peer++) {
-            if (peer == shm->rank || has_entered(shm, peer) == (missing == 1)) {
-                continue;
-            }
-            tddp_add_text(text, bytes, "%srank %d", before, tddp_shm_rank_name(shm, peer));
-            before = ", ";
-            if (missing && shm->epoch > 1) {
-                const tddp_call *last = call_to(shm, peer, shm->rank, shm->epoch - 1);
-                tddp_add_text(text, bytes, " (last in %s, operation %llu)",
-                              tddp_op_name((tddp_op_kind)last->kind),
-                              (unsigned long long)last->sequence);
-            }
+    return epoch > 0 ? call_to(shm, rank, shm->rank, epoch)->sequence : 0;
+}
+
+/* Reports who has entered the operation, and what the others have entered last. */
+static void observe_entries(const tddp_shm *shm)
+{
+    for (int peer = 0; peer < shm->size; peer++) {
+        tddp_observation seen = {.kind = TDDP_OBSERVED_ENTERED,
+                                 .rank = tddp_shm_rank_name(shm, peer)};
+        if (!has_entered(shm, peer)) {
+            const uint64_t last = shm->epoch - 1;
+            seen.kind = TDDP_OBSERVED_NOT_ENTERED;
+            seen.sequence = tddp_shm_sequence_of(shm, peer, last);
+            seen.text = last > 0
+                            ? tddp_op_name((tddp_op_kind)call_to(shm, peer, shm->rank, last)->kind)
+                            : NULL;
+        }
+        if (peer != shm->rank) {
+            tddp_observe(&shm->observer, &seen);
         }
     }
-    tddp_add_text(text, bytes, ": slow, stuck, or in another operation?");
 }
 
 tddp_status tddp_shm_fail_wait(tddp_shm *shm, tddp_status status, int rank)
 {
-    char text[TEXT_BYTES] = "";
     if (status == TDDP_CANCELED) {
         return tddp_fail(status, "interrupted");
     }
@@ -248,13 +248,11 @@ tddp_status tddp_shm_fail_wait(tddp_shm *shm, tddp_status status, int rank)
         }
     }
     if (status == TDDP_PEER_LOST) {
-        status = tddp_shm_describe_lost(shm, rank, shm->epoch, text, sizeof text);
-        return tddp_fail(status, "%s", text);
+        return tddp_shm_fail_lost(shm, rank, shm->epoch);
     }
+    observe_entries(shm);
     /* A part of an operation has only the rest of its caller's timeout. */
     const tddp_op *reported = shm->op->part_of ? shm->op->part_of : shm->op;
-    tddp_add_text(text, sizeof text, "not done after %lld ms; rank %d has not done its part",
-                  (long long)reported->timeout_ms, tddp_shm_rank_name(shm, rank));
-    add_attendance(shm, text, sizeof text);
-    return tddp_fail(status, "%s", text);
+    return tddp_fail(status, "not done after %lld ms; rank %d has not done its part",
+                     (long long)reported->timeout_ms, tddp_shm_rank_name(shm, rank));
 }

@@ -125,6 +125,7 @@ struct tddp_shm {
     int ranks_per_core;
     bool foreign_senders; /* messages also come from elsewhere */
     struct tddp_shm_matching *matching;
+    tddp_observer observer;
     tddp_shm_choices choices;
 
     /* The current operation, on its thread. */
@@ -311,11 +312,9 @@ void tddp_shm_update_liveness(tddp_shm *shm, bool check_locks);
  * to no collective. Sets no text. */
 tddp_status tddp_shm_check_liveness(const tddp_shm *shm, int rank, uint64_t epoch, int64_t now);
 
-/* Writes "lost rank 2 (why); also lost: rank 1; rank 3 has left the group" after
- * tddp_shm_check_liveness() returned TDDP_PEER_LOST. Returns that status, or TDDP_MISMATCH if
- * the lost rank failed because calls differ, so that all ranks report the same. */
-TDDP_NODISCARD tddp_status tddp_shm_describe_lost(const tddp_shm *shm, int rank, uint64_t epoch,
-                                                  char *text, size_t bytes);
+/* Reports all ranks that are gone, and fails because of the likeliest cause among them, after
+ * tddp_shm_check_liveness() returned TDDP_PEER_LOST. */
+TDDP_NODISCARD tddp_status tddp_shm_fail_lost(const tddp_shm *shm, int rank, uint64_t epoch);
 
 /* --- wait.c ---------------------------------------------------------------------------------- */
 
@@ -350,6 +349,10 @@ static inline void tddp_shm_announce_entry(tddp_shm *shm)
 }
 
 /* --- call_slots.c ---------------------------------------------------------------------------- */
+
+/* The number of the operation that a rank has entered in an epoch, the last or the one before it;
+ * 0: there is none. */
+uint64_t tddp_shm_sequence_of(const tddp_shm *shm, int rank, uint64_t epoch);
 
 /* Sets the text for a wait that failed. If the ranks that have entered disagree, that mismatch
  * is reported in place of `status`. */

@@ -288,6 +288,7 @@ static tddp_status make_context(tddp_shm_joining *self)
     shm->size = self->size;
     shm->pid = tddp_process_id();
     shm->polled_rank = -1;
+    shm->observer = self->opts->observer;
     shm->layout = tddp_shm_layout_of(self->size);
     shm->peers = tddp_alloc_array((size_t)self->size, sizeof *shm->peers);
     for (int i = 0; shm->peers && i < self->size; i++) {

@@ -1,5 +1,5 @@
 /*
- * Detects lost ranks and describes them. A rank that leaves or fails publishes a state in its
+ * Detects lost ranks and reports them. A rank that leaves or fails publishes a state in its
  * segment; the kernel releases the lock of a rank whose process ends. Any thread.
  *
  * Invariant: a lost rank stays lost, and `lost_since` does not change. A lost rank fails a wait for
@@ -44,93 +44,63 @@ void tddp_shm_update_liveness(tddp_shm *shm, bool check_locks)
     }
 }
 
-static bool has_left(const tddp_shm_peer *peer)
-{
-    return state_of(peer) == TDDP_SHM_LEFT;
-}
-
 /* Left without entering this collective. */
 static bool left_before(const tddp_shm_peer *peer, uint64_t epoch)
 {
-    return has_left(peer) && epoch > 0 && peer->control->last_epoch < epoch;
+    return state_of(peer) == TDDP_SHM_LEFT && epoch > 0 && peer->control->last_epoch < epoch;
+}
+
+static bool is_gone(const tddp_shm_peer *peer)
+{
+    return atomic_load(&peer->lost_since) != 0 || state_of(peer) == TDDP_SHM_LEFT;
 }
 
 tddp_status tddp_shm_check_liveness(const tddp_shm *shm, int rank, uint64_t epoch, int64_t now)
 {
-    int inactive = 0;
+    int gone = 0;
     for (int each = 0; each < shm->size; each++) {
         const tddp_shm_peer *peer = &shm->peers[each];
-        if (each == shm->rank) {
+        if (each == shm->rank || !is_gone(peer)) {
             continue;
         }
         int64_t since = atomic_load(&peer->lost_since);
-        bool left = has_left(peer);
         bool lost = since != 0 && now - since >= GRACE_NS;
-        if (((since != 0 || left) && each == rank) || lost || left_before(peer, epoch)) {
+        if (each == rank || lost || left_before(peer, epoch)) {
             return TDDP_PEER_LOST;
         }
-        inactive += since != 0 || left;
+        gone++;
     }
-    return rank < 0 && inactive > 0 && inactive == shm->size - 1 ? TDDP_PEER_LOST : TDDP_OK;
+    return rank < 0 && gone > 0 && gone == shm->size - 1 ? TDDP_PEER_LOST : TDDP_OK;
 }
 
-/* --- descriptions ---------------------------------------------------------------------------- */
-
-/* The order in which lost ranks are considered the root cause: processes that ended without a
- * report, then ranks that report a failure, then ranks that report another lost rank. */
-static int cause_priority(const tddp_shm_peer *peer)
+/* What a wait for `rank` that fails has seen of a rank that is gone. */
+static tddp_observation observe(const tddp_shm *shm, int each, int rank, uint64_t epoch)
 {
-    return atomic_load(&peer->process_ended) ? 0 : peer->control->status == TDDP_PEER_LOST ? 2 : 1;
+    const tddp_shm_peer *peer = &shm->peers[each];
+    const tddp_shm_control *control = peer->control;
+    tddp_observation seen = {.rank = peer->rank_name, .seen_ns = atomic_load(&peer->lost_since)};
+    if (atomic_load(&peer->process_ended)) {
+        seen.kind = TDDP_OBSERVED_ENDED;
+    } else if (seen.seen_ns != 0) {
+        seen.kind = TDDP_OBSERVED_FAILED;
+        seen.status = (tddp_status)control->status;
+        seen.text = control->text;
+    } else if (rank < 0 || each == rank || left_before(peer, epoch)) {
+        seen.kind = TDDP_OBSERVED_LEFT;
+        seen.sequence = tddp_shm_sequence_of(shm, each, control->last_epoch);
+    }
+    return seen;
 }
 
-static bool is_likelier_cause(const tddp_shm_peer *one, const tddp_shm_peer *other)
+tddp_status tddp_shm_fail_lost(const tddp_shm *shm, int rank, uint64_t epoch)
 {
-    int difference = cause_priority(one) - cause_priority(other);
-    return difference < 0 ||
-           (difference == 0 && atomic_load(&one->lost_since) < atomic_load(&other->lost_since));
-}
-
-static const tddp_shm_peer *root_cause(const tddp_shm *shm)
-{
-    const tddp_shm_peer *cause = NULL;
+    tddp_observation cause = {.kind = TDDP_OBSERVED_NOTHING};
     for (int each = 0; each < shm->size; each++) {
-        const tddp_shm_peer *peer = &shm->peers[each];
-        if (each != shm->rank && atomic_load(&peer->lost_since) != 0 &&
-            (!cause || is_likelier_cause(peer, cause))) {
-            cause = peer;
+        if (each != shm->rank && is_gone(&shm->peers[each])) {
+            const tddp_observation seen = observe(shm, each, rank, epoch);
+            tddp_observe(&shm->observer, &seen);
+            cause = tddp_observation_precedes(&seen, &cause) ? seen : cause;
         }
     }
-    return cause;
-}
-
-tddp_status tddp_shm_describe_lost(const tddp_shm *shm, int rank, uint64_t epoch, char *text,
-                                   size_t bytes)
-{
-    const tddp_shm_peer *cause = root_cause(shm);
-    text[0] = 0;
-    if (cause && atomic_load(&cause->process_ended)) {
-        tddp_add_text(text, bytes, "lost rank %d (its process has ended)", cause->rank_name);
-    } else if (cause) {
-        tddp_add_text(text, bytes, "lost rank %d, which gave up: %s", cause->rank_name,
-                      cause->control->text);
-    }
-    const char *before = "; also lost: ";
-    for (int each = 0; each < shm->size; each++) {
-        const tddp_shm_peer *peer = &shm->peers[each];
-        if (each != shm->rank && peer != cause && atomic_load(&peer->lost_since) != 0) {
-            tddp_add_text(text, bytes, "%srank %d", before, peer->rank_name);
-            before = ", ";
-        }
-    }
-    for (int each = 0; each < shm->size; each++) {
-        const tddp_shm_peer *peer = &shm->peers[each];
-        if (each != shm->rank && has_left(peer) &&
-            (rank < 0 || each == rank || left_before(peer, epoch))) {
-            tddp_add_text(text, bytes, "%srank %d has left the group", text[0] ? "; " : "",
-                          peer->rank_name);
-        }
-    }
-    bool differs =
-        cause && !atomic_load(&cause->process_ended) && cause->control->status == TDDP_MISMATCH;
-    return differs ? TDDP_MISMATCH : TDDP_PEER_LOST;
+    return tddp_observation_fail(&cause);
 }

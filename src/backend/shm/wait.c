@@ -88,17 +88,12 @@ static tddp_status check(tddp_shm *shm, int rank, int64_t now)
 
 tddp_status tddp_shm_check_peer(tddp_shm *shm, int rank)
 {
-    char text[TDDP_SHM_FAILURE_TEXT_BYTES + 256];
     if (atomic_load_explicit(&shm->aborted, memory_order_acquire)) {
         return tddp_fail(TDDP_GROUP_FAILED, "aborted");
     }
     tddp_shm_update_liveness(shm, true);
-    tddp_status status = tddp_shm_check_liveness(shm, rank, 0, tddp_now_ns());
-    if (status) {
-        status = tddp_shm_describe_lost(shm, rank, 0, text, sizeof text);
-        return tddp_fail(status, "%s", text);
-    }
-    return TDDP_OK;
+    return tddp_shm_check_liveness(shm, rank, 0, tddp_now_ns()) ? tddp_shm_fail_lost(shm, rank, 0)
+                                                                : TDDP_OK;
 }
 
 /* --- waiting --------------------------------------------------------------------------------- */

@@ -209,11 +209,6 @@ static tddp_status allocate(void *context, size_t bytes, void **handle, void **d
     return inner->backend->allocate(inner->context, bytes, handle, data);
 }
 
-static void report_failure(void *context, tddp_status status, const char *text)
-{
-    tddp_inner_report_failure(inner_of(context), status, text);
-}
-
 static tddp_eventcount *events(void *context)
 {
     const tddp_inner *inner = inner_of(context);
@@ -277,7 +272,6 @@ static tddp_status fill(tddp_wrapper *self)
         .traits = (inner->traits & ~(uint32_t)TDDP_BACKEND_QUEUES) | queues,
         .allocate = inner->allocate ? allocate : NULL,
         .deallocate = inner->deallocate,
-        .report_failure = inner->report_failure ? report_failure : NULL,
         .launch = queues ? tddp_inner_launch : NULL,
         .order = queues ? tddp_inner_order : NULL,
         .await = queues ? tddp_inner_await : NULL,

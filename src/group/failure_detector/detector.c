@@ -193,16 +193,25 @@ void tddp_detector_remove_group(tddp_group *group, const char *reason)
     }
 }
 
-/* The job's part of the store, or the group's if the detector has ended; the caller releases it. */
-static tddp_store *retain_store(tddp_group *group, tddp_detector *detector)
+static void free_notice(void *data, tddp_notice notice)
 {
-    tddp_store *store = NULL;
-    if (detector) {
-        pthread_mutex_lock(&detector->mutex);
-        store = detector->base ? tddp_store_retain(detector->base) : NULL;
-        pthread_mutex_unlock(&detector->mutex);
+    (void)data;
+    free(notice.key);
+}
+
+/* By the outbox, if the detector still runs. */
+static bool report_by_watcher(tddp_detector *detector, const char *key, tddp_bytes *line)
+{
+    pthread_mutex_lock(&detector->mutex);
+    bool running = !detector->ended;
+    if (running) {
+        tddp_detector_put(detector, key, TDDP_NOTICE_KINDS, line);
+        tddp_detector_put(detector, key, TDDP_NOTICE_FAILURE, NULL);
+        tddp_cancel_trigger(detector->wake);
+        await_told(detector, tddp_deadline_after_ms(TDDP_DETECTOR_REPORT_MS));
     }
-    return store ? store : tddp_store_retain(group->store);
+    pthread_mutex_unlock(&detector->mutex);
+    return running;
 }
 
 void tddp_detector_report_create_failure(tddp_group *group, tddp_group *parent, tddp_status status,
@@ -215,14 +224,17 @@ void tddp_detector_report_create_failure(tddp_group *group, tddp_group *parent, 
     char key[TDDP_DETECTOR_KEY_BYTES];
     tddp_bytes line = {0};
     tddp_recorder_position none = {.messages = 0};
-    tddp_store *store = retain_store(group, parent ? parent->detector : NULL);
+    tddp_detector *detector = parent ? parent->detector : NULL;
     write_key(group, key);
     tddp_status reported = tddp_status_report_write(&line, TDDP_REPORT_FAILURE, group->rank, status,
                                                     &none, "", text, TEXT_BYTES);
-    reported = reported ? reported : tddp_notice_append_report(store, key, &line);
-    reported = reported ? reported : tddp_notice_publish(store, TDDP_NOTICE_FAILURE, key);
+    if (reported == TDDP_OK && !(detector && report_by_watcher(detector, key, &line))) {
+        reported = tddp_notice_append_report(group->store, key, &line);
+        reported = reported ? reported
+                            : tddp_notice_publish(group->store, 1, TDDP_NOTICE_FAILURE, key,
+                                                  free_notice, NULL);
+    }
     tddp_bytes_free(&line);
-    tddp_store_release(store);
     if (reported) {
         tddp_log(TDDP_LOG_DEBUG, "group",
                  "cannot report to the other ranks that \"%s\" was not created: %s", group->name,
@@ -240,7 +252,8 @@ void tddp_detector_ask_to_connect(void *data)
     pthread_mutex_lock(&detector->mutex);
     tddp_detector_entry *self = find(detector, group);
     if (self) {
-        self->asks = true;
+        self->asked = true;
+        tddp_detector_put(detector, self->key, TDDP_NOTICE_CONNECT, NULL);
         tddp_cancel_trigger(detector->wake);
     }
     pthread_mutex_unlock(&detector->mutex);
@@ -282,12 +295,11 @@ void tddp_detector_report_failure(tddp_group *group, const tddp_op *op, const ch
         text_copy = described_copy = NULL;
         self->status = status;
         self->deadline = tddp_deadline_after_ms(report_timeout_ms(status, described != NULL));
-        self->stage = TDDP_DETECTOR_UNREPORTED;
+        self->stage = TDDP_DETECTOR_FAILED;
+        tddp_detector_put_report(detector, self, TDDP_REPORT_FAILURE, self->text);
+        tddp_detector_put(detector, self->key, TDDP_NOTICE_FAILURE, NULL);
         tddp_cancel_trigger(detector->wake);
-        while (self->stage == TDDP_DETECTOR_UNREPORTED && !detector->store_lost &&
-               tddp_now_ns() < deadline) {
-            (void)tddp_cond_wait_until(&detector->changed, &detector->mutex, deadline);
-        }
+        await_told(detector, deadline);
     }
     pthread_mutex_unlock(&detector->mutex);
     free(text_copy);
@@ -298,25 +310,18 @@ void tddp_detector_report_failure(tddp_group *group, const tddp_op *op, const ch
 static tddp_status find_cause_locally(tddp_group *group, const tddp_op *op, const char *described,
                                       tddp_status status, const char *text)
 {
-    tddp_status_report *reports =
-        tddp_alloc_array((size_t)group->world_size, sizeof(tddp_status_report));
-    if (!reports) {
-        return tddp_fail(status, "%s", text);
-    }
-    tddp_status_report_read(NULL, reports, group->world_size);
-    tddp_failure_evidence evidence = {
+    const tddp_failure_evidence evidence = {
         .peers = group->peers,
         .rank = group->rank,
         .op = op,
         .described = described,
         .status = status,
         .text = text,
-        .reports = reports,
+        .observed = &group->observed,
         .store_lost = true,
         .deadline_over = true,
     };
-    (void)tddp_root_cause_find(&evidence, &status);
-    free(reports);
+    (void)tddp_root_cause_find(evidence, NULL, &status);
     return status;
 }
 

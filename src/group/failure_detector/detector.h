@@ -10,7 +10,8 @@
  *   outbox.c         what it has yet to tell the store, which may be silent for a while
  *   notice.c         notices and reports in the store
  *   status_report.c  a rank's report of where it is, as a line of text
- *   root_cause.c     finds the root cause in the ranks' reports
+ *   observed.c       what this rank's backend has seen of other ranks
+ *   root_cause.c     finds the root cause in both
  */
 #ifndef TDDP_GROUP_DETECTOR_H
 #define TDDP_GROUP_DETECTOR_H
@@ -72,15 +73,13 @@ typedef struct tddp_notice {
     char *key;             /* of its group; the receiver frees it */
 } tddp_notice;
 
-/* Makes this notice `number`, from 1, which wakes all ranks' watchers, unless another one is:
- * `*out` is what has the number then. The one before must be there. */
-TDDP_NODISCARD tddp_status tddp_notice_offer(tddp_store *store, int64_t number,
-                                             tddp_notice_kind kind, const char *key,
-                                             tddp_notice *out);
-
-/* Publishes a notice, unless any rank has: for a rank that has received none. */
-TDDP_NODISCARD tddp_status tddp_notice_publish(tddp_store *store, tddp_notice_kind kind,
-                                               const char *key);
+/* Publishes a notice, unless any rank has, as the first from `number` on that no rank has taken;
+ * all those before that one must be there. Passes each notice from there on, the own one included,
+ * to `receive`, which frees its key. */
+TDDP_NODISCARD tddp_status tddp_notice_publish(tddp_store *store, int64_t number,
+                                               tddp_notice_kind kind, const char *key,
+                                               void (*receive)(void *data, tddp_notice notice),
+                                               void *data);
 
 /* Reads the group's log, to be freed; an empty text if there are no reports. */
 TDDP_NODISCARD tddp_status tddp_notice_read_reports(tddp_store *store, const char *key, char **log);

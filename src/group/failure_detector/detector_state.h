@@ -12,12 +12,15 @@ enum {
     TDDP_DETECTOR_KEY_BYTES = 256,
 };
 
+/* How long a store to which there is no connection is tried before its host is asked whether it
+ * refuses them. Only tests change it. */
+extern int64_t tddp_detector_connect_ms;
+
 typedef enum tddp_detector_stage {
     TDDP_DETECTOR_IDLE,
-    TDDP_DETECTOR_UNREPORTED, /* an operation has failed here; the watcher has to report it */
-    TDDP_DETECTOR_REPORTED,   /* and its root cause is not known yet */
-    TDDP_DETECTOR_NOTIFIED,   /* another rank has failed: this rank has to reply; cause unknown */
-    TDDP_DETECTOR_RESOLVED,   /* the root cause is known */
+    TDDP_DETECTOR_FAILED,   /* an operation has failed here; its root cause is not known yet */
+    TDDP_DETECTOR_NOTIFIED, /* another rank has failed; likewise */
+    TDDP_DETECTOR_RESOLVED, /* the root cause is known */
 } tddp_detector_stage;
 
 /* A group of the detector's. */
@@ -26,13 +29,10 @@ typedef struct tddp_detector_entry {
     char key[TDDP_DETECTOR_KEY_BYTES]; /* the group's name among the job's, equal on all ranks */
     struct tddp_detector_entry *next;
     tddp_detector_stage stage;
-    bool asks;              /* the watcher has to ask all ranks to connect */
-    bool asked;             /* it does, and no notice says so yet */
-    bool unchecked;         /* a notice may have come before this rank watched the group */
-    bool busy;              /* the watcher works on it, without the lock */
-    bool position_reported; /* this rank's reply to the notice is in the outbox */
-    bool failure_reported;  /* its failure is, and the notice */
-    bool failed_here;       /* an operation of this rank failed: `op` to `text` describe it */
+    bool asked;       /* all ranks are to connect, and no notice has said so yet */
+    bool unchecked;   /* a notice may have come before this rank watched the group */
+    bool busy;        /* the watcher works on it, without the lock */
+    bool failed_here; /* an operation of this rank failed: `op` to `text` describe it */
     tddp_op op;
     char *described; /* by the caller; NULL: not at all */
     tddp_status status;
@@ -64,7 +64,7 @@ struct tddp_detector {
     tddp_store *base;  /* the first group's part of the store, on that group's connection */
     /* Only used by the watcher. */
     tddp_store *store;     /* the same on the watcher's own connection; NULL: there is none now */
-    int64_t connect_until; /* without one: when it gives up */
+    int64_t connect_until; /* without one: from then on it is lost where its host refuses */
     int64_t notices_received;
     tddp_detector_stray *strays;
     pthread_mutex_t mutex; /* guards what follows */
@@ -88,9 +88,10 @@ void *tddp_detector_run_watcher(void *detector);
 void tddp_detector_put_report(tddp_detector *detector, const tddp_detector_entry *self,
                               tddp_status_report_kind kind, const char *text);
 
-/* Puts a notice about the group in the outbox. */
-void tddp_detector_put_notice(tddp_detector *detector, const tddp_detector_entry *self,
-                              tddp_notice_kind kind);
+/* Puts a line of the group's log in the outbox, whose bytes it takes over; or, without one, a
+ * notice about the group. */
+void tddp_detector_put(tddp_detector *detector, const char *key, tddp_notice_kind notice,
+                       tddp_bytes *line);
 
 /* Takes the outbox's first message out, and frees it. */
 void tddp_detector_drop_message(tddp_detector *detector);

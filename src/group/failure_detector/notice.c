@@ -61,8 +61,10 @@ static tddp_notice parse(tddp_blob *value)
     return (tddp_notice){(tddp_notice_kind)kind, value->data};
 }
 
-tddp_status tddp_notice_offer(tddp_store *store, int64_t number, tddp_notice_kind kind,
-                              const char *key, tddp_notice *out)
+/* Makes this notice `number`, which wakes all ranks' watchers, unless another one is: `*out` is
+ * what has the number then. */
+static tddp_status offer(tddp_store *store, int64_t number, tddp_notice_kind kind, const char *key,
+                         tddp_notice *out)
 {
     char text[KEY_BYTES];
     char value[KEY_BYTES];
@@ -84,16 +86,18 @@ tddp_status tddp_notice_offer(tddp_store *store, int64_t number, tddp_notice_kin
     return TDDP_OK;
 }
 
-tddp_status tddp_notice_publish(tddp_store *store, tddp_notice_kind kind, const char *key)
+tddp_status tddp_notice_publish(tddp_store *store, int64_t number, tddp_notice_kind kind,
+                                const char *key, void (*receive)(void *data, tddp_notice notice),
+                                void *data)
 {
     bool published = false;
     tddp_status status = TDDP_OK;
-    for (int64_t number = 1; status == TDDP_OK && !published; number++) {
+    for (; status == TDDP_OK && !published; number++) {
         tddp_notice there;
-        status = tddp_notice_offer(store, number, kind, key, &there);
+        status = offer(store, number, kind, key, &there);
         if (status == TDDP_OK) {
             published = there.kind == kind && strcmp(there.key, key) == 0;
-            free(there.key);
+            receive(data, there);
         }
     }
     return status;

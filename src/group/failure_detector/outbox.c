@@ -15,24 +15,29 @@ enum {
     MOST_REPORT_BYTES = 900,
 };
 
-static void put(tddp_detector *detector, tddp_detector_message *message)
+void tddp_detector_put(tddp_detector *detector, const char *key, tddp_notice_kind notice,
+                       tddp_bytes *line)
 {
     tddp_detector_message **end = &detector->outbox;
+    tddp_detector_message *message =
+        detector->store_lost ? NULL : tddp_alloc(sizeof *message); /* zeroed */
+    if (!message) {
+        if (line) {
+            tddp_bytes_free(line);
+        }
+        return;
+    }
+    (void)snprintf(message->key, sizeof message->key, "%s", key);
+    message->notice = notice;
+    if (line) {
+        message->line = *line;
+        *line = (tddp_bytes){0};
+    }
     while (*end) {
         end = &(*end)->next;
     }
     *end = message;
     detector->queued++;
-}
-
-static tddp_detector_message *make(const tddp_detector *detector, const tddp_detector_entry *self)
-{
-    tddp_detector_message *message =
-        detector->store_lost ? NULL : tddp_alloc(sizeof *message); /* zeroed */
-    if (message) {
-        memcpy(message->key, self->key, sizeof message->key);
-    }
-    return message;
 }
 
 /* Formats this rank's operations in the job's other groups. */
@@ -77,39 +82,28 @@ static void set_failed_operation(const tddp_detector_entry *self, tddp_recorder_
 void tddp_detector_put_report(tddp_detector *detector, const tddp_detector_entry *self,
                               tddp_status_report_kind kind, const char *text)
 {
-    const tddp_group *group = self->group;
-    tddp_detector_message *message = make(detector, self);
-    if (!message) {
-        return;
-    }
+    tddp_group *group = self->group;
     char other_groups[256];
+    char seen[MOST_REPORT_BYTES + 1];
+    tddp_bytes line = {0};
     tddp_recorder_position position = tddp_recorder_read_position(group->recorder);
     bool failed = kind == TDDP_REPORT_FAILURE;
     if (failed) {
         set_failed_operation(self, &position);
+        tddp_observed_describe(&group->observed, text ? text : "", seen, sizeof seen);
+        text = seen;
     }
     describe_other_groups(detector, self, other_groups, sizeof other_groups);
     size_t most = (size_t)(LOG_BYTES / group->world_size);
     most = most < LEAST_REPORT_BYTES  ? LEAST_REPORT_BYTES
            : most > MOST_REPORT_BYTES ? MOST_REPORT_BYTES
                                       : most;
-    if (tddp_status_report_write(&message->line, kind, group->rank, failed ? self->status : TDDP_OK,
+    if (tddp_status_report_write(&line, kind, group->rank, failed ? self->status : TDDP_OK,
                                  &position, other_groups, text ? text : "", most)) {
-        tddp_bytes_free(&message->line);
-        free(message);
+        tddp_bytes_free(&line);
         return;
     }
-    put(detector, message);
-}
-
-void tddp_detector_put_notice(tddp_detector *detector, const tddp_detector_entry *self,
-                              tddp_notice_kind kind)
-{
-    tddp_detector_message *message = make(detector, self);
-    if (message) {
-        message->notice = kind;
-        put(detector, message);
-    }
+    tddp_detector_put(detector, self->key, TDDP_NOTICE_KINDS, &line);
 }
 
 void tddp_detector_drop_message(tddp_detector *detector)

@@ -1,6 +1,7 @@
 /*
- * Finds the root cause of a group's failure in the ranks' status reports, and words it. Runs on the
- * watcher thread, or on the thread whose operation failed; keeps no state.
+ * Finds the root cause of a group's failure in the ranks' status reports and what this rank's
+ * backend has seen, and words it. Runs on the watcher thread, or on the thread whose operation
+ * failed; keeps no state.
  *
  * Order of precedence: a mismatch between ranks; a process that has ended without a report, since
  * the other failures follow from it; the first rank that failed by itself; a rank that has left the
@@ -11,6 +12,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { TEXT_BYTES = 3072, NAMED = 6 };
@@ -40,9 +42,12 @@ static void add_rank(text *to, const tddp_failure_evidence *evidence, int rank)
     add(to, "%s", tddp_peers_name(evidence->peers, rank, name));
 }
 
+/* The backend may see the end of a process that this one cannot observe. */
 static tddp_peer_liveness liveness_of(const tddp_failure_evidence *evidence, int rank)
 {
-    return tddp_peers_check_liveness(evidence->peers, evidence->rank, rank);
+    return tddp_observed_of(evidence->observed, rank).kind == TDDP_OBSERVED_ENDED
+               ? TDDP_PEER_ENDED
+               : tddp_peers_check_liveness(evidence->peers, evidence->rank, rank);
 }
 
 static bool has_not_reported(const tddp_failure_evidence *evidence, int rank)
@@ -196,13 +201,27 @@ static bool any(const tddp_failure_evidence *evidence,
     return false;
 }
 
-/* Has left before the operation that failed here. */
+/* Whether a rank that left after collective `last` has left before the operation that failed here.
+ */
+static bool is_early(const tddp_failure_evidence *evidence, uint64_t last)
+{
+    bool collective = evidence->op && !tddp_op_is_p2p(evidence->op->kind);
+    return !collective || last < evidence->op->sequence;
+}
+
 static bool has_left_early(const tddp_failure_evidence *evidence, int rank)
 {
     const tddp_status_report *report = &evidence->reports[rank];
-    bool collective = evidence->op && !tddp_op_is_p2p(evidence->op->kind);
     return report->kind == TDDP_REPORT_LEFT &&
-           !(collective && report->last.any && report->last.sequence >= evidence->op->sequence);
+           is_early(evidence, report->last.any ? report->last.sequence : 0);
+}
+
+/* The same without its report, which would also say why. */
+static bool was_seen_leaving_early(const tddp_failure_evidence *evidence, int rank)
+{
+    const tddp_observation seen = tddp_observed_of(evidence->observed, rank);
+    return has_not_reported(evidence, rank) && seen.kind == TDDP_OBSERVED_LEFT &&
+           is_early(evidence, seen.sequence);
 }
 
 static bool has_left_with_reason(const tddp_failure_evidence *evidence, int rank)
@@ -210,9 +229,17 @@ static bool has_left_with_reason(const tddp_failure_evidence *evidence, int rank
     return has_left_early(evidence, rank) && evidence->reports[rank].text[0];
 }
 
+static void add_left(text *to, const tddp_failure_evidence *evidence,
+                     bool (*fits)(const tddp_failure_evidence *, int))
+{
+    int ranks = add_ranks(to, evidence, fits);
+    add(to, " %s destroyed the group: do all ranks make the same calls?",
+        ranks > 1 ? "have" : "has");
+}
+
 /* An exception that ended a rank's part says more than that others have left, too, because of it.
  */
-static void add_left(text *to, const tddp_failure_evidence *evidence)
+static void add_reported_left(text *to, const tddp_failure_evidence *evidence)
 {
     if (any(evidence, has_left_with_reason)) {
         int named = 0;
@@ -226,9 +253,7 @@ static void add_left(text *to, const tddp_failure_evidence *evidence)
         }
         return;
     }
-    int ranks = add_ranks(to, evidence, has_left_early);
-    add(to, " %s destroyed the group: do all ranks make the same calls?",
-        ranks > 1 ? "have" : "has");
+    add_left(to, evidence, has_left_early);
 }
 
 static void add_failure(text *to, const tddp_failure_evidence *evidence, int rank)
@@ -241,10 +266,19 @@ static void add_failure(text *to, const tddp_failure_evidence *evidence, int ran
     add_named_peers(to, evidence, rank, report->text);
 }
 
+/* The backend's error, with all that it has seen of other ranks. */
+static void add_seen(text *to, const tddp_failure_evidence *evidence)
+{
+    char seen[TEXT_BYTES];
+    tddp_observed_describe(evidence->observed, evidence->text, seen, sizeof seen);
+    add(to, "%s", seen);
+}
+
 static void add_local_error(text *to, const tddp_failure_evidence *evidence)
 {
     if (evidence->status == TDDP_PEER_LOST && evidence->text[0]) {
-        add(to, "; seen here: %s", evidence->text);
+        add(to, "; seen here: ");
+        add_seen(to, evidence);
     }
 }
 
@@ -268,12 +302,17 @@ static bool explain_loss(const tddp_failure_evidence *evidence, text *to)
         return true;
     }
     if (any(evidence, has_left_early)) {
-        add_left(to, evidence);
+        add_reported_left(to, evidence);
         add_local_error(to, evidence);
         return true;
     }
     if (!evidence->deadline_over && !is_complete(evidence)) {
         return false;
+    }
+    if (any(evidence, was_seen_leaving_early)) {
+        add_left(to, evidence, was_seen_leaving_early);
+        add_local_error(to, evidence);
+        return true;
     }
     if (any(evidence, has_not_reported) && !evidence->store_lost) {
         add(to, "no sign of life from ");
@@ -287,8 +326,13 @@ static bool explain_loss(const tddp_failure_evidence *evidence, text *to)
         add_failure(to, evidence, victim);
         return true;
     }
-    add(to, "%s", evidence->text[0] ? evidence->text : "another rank's operation failed");
-    add_named_peers(to, evidence, evidence->rank, evidence->text);
+    if (evidence->text[0]) {
+        size_t start = to->used;
+        add_seen(to, evidence);
+        add_named_peers(to, evidence, evidence->rank, to->data + start);
+    } else {
+        add(to, "another rank's operation failed");
+    }
     return true;
 }
 
@@ -373,7 +417,11 @@ static bool explain_timeout(const tddp_failure_evidence *evidence, text *to)
     }
     bool message = tddp_op_is_p2p(evidence->op->kind);
     int awaited = 0;
-    add(to, "%s", evidence->text);
+    if (evidence->store_lost) {
+        add_seen(to, evidence);
+    } else {
+        add(to, "%s", evidence->text);
+    }
     for (int rank = 0; rank < evidence->peers->count; rank++) {
         if (is_awaited(evidence, rank) && is_known(evidence, rank) && awaited++ < NAMED) {
             add(to, "%s", awaited > 1 ? "; " : message ? "; the other end: " : "; not arrived: ");
@@ -392,7 +440,7 @@ static bool explain_timeout(const tddp_failure_evidence *evidence, text *to)
     return true;
 }
 
-bool tddp_root_cause_find(const tddp_failure_evidence *evidence, tddp_status *status)
+static bool explain(const tddp_failure_evidence *evidence, tddp_status *status)
 {
     text cause = {.used = 0};
     tddp_status result = evidence->status;
@@ -415,5 +463,20 @@ bool tddp_root_cause_find(const tddp_failure_evidence *evidence, tddp_status *st
     if (found) {
         *status = tddp_fail(result, "%s", cause.data);
     }
+    return found;
+}
+
+bool tddp_root_cause_find(tddp_failure_evidence evidence, char *log, tddp_status *status)
+{
+    tddp_status_report *reports = tddp_alloc_array((size_t)evidence.peers->count, sizeof *reports);
+    if (!reports) {
+        *status = tddp_fail(evidence.status ? evidence.status : TDDP_PEER_LOST, "%s",
+                            evidence.text[0] ? evidence.text : "out of memory");
+        return true;
+    }
+    tddp_status_report_read(log, reports, evidence.peers->count);
+    evidence.reports = reports;
+    bool found = explain(&evidence, status);
+    free(reports);
     return found;
 }

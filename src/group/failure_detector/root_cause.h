@@ -6,7 +6,9 @@
 #ifndef TDDP_GROUP_ROOT_CAUSE_H
 #define TDDP_GROUP_ROOT_CAUSE_H
 
+#include "group/failure_detector/observed.h"
 #include "group/failure_detector/status_report.h"
+#include "group/peers.h"
 
 typedef struct tddp_failure_evidence {
     const tddp_peers *peers;
@@ -15,7 +17,8 @@ typedef struct tddp_failure_evidence {
     const char *described;             /* the operation, by its caller; NULL: not at all */
     tddp_status status;                /* of the operation; TDDP_OK without one */
     const char *text;                  /* the backend's error text; "" without one */
-    const tddp_status_report *reports; /* by rank */
+    tddp_observed *observed;           /* what it has seen of other ranks */
+    const tddp_status_report *reports; /* by rank; set by tddp_root_cause_find() */
     bool store_lost;                   /* no reports can be read: a missing one means nothing */
     bool deadline_over;                /* no more reports are waited for */
 } tddp_failure_evidence;
@@ -23,8 +26,9 @@ typedef struct tddp_failure_evidence {
 /*
  * True: the root cause is known, or as much of it as ever will be. `*status` is then what the
  * failed operation, or pending ones where none failed here, end with, and this thread's error text
- * says why, without naming that operation. False: more reports may still come.
+ * says why, without naming that operation. False: more reports may still come. `log`: the group's,
+ * which is cut into strings; NULL: it can't be read.
  */
-bool tddp_root_cause_find(const tddp_failure_evidence *evidence, tddp_status *status);
+bool tddp_root_cause_find(tddp_failure_evidence evidence, char *log, tddp_status *status);
 
 #endif

@@ -18,12 +18,14 @@
 #include "group/failure_detector/detector_state.h"
 
 enum {
-    CONNECT_MS = 5000, /* how long a store is tried to which there is no connection */
     ASK_MS = 2000,
+    PROBE_MS = 300,
     NOTICE_WAIT_MS = 600 * 1000,
     PAUSE_MS = 10, /* between two reads of a log, doubled each time */
     LONGEST_PAUSE_MS = 100,
 };
+
+int64_t tddp_detector_connect_ms = 5000;
 
 /* --- the store ------------------------------------------------------------------------------- */
 
@@ -94,9 +96,23 @@ static void note(tddp_detector *detector, tddp_status status)
         /* The connection is gone, the store need not be. */
         tddp_store_release(detector->store);
         detector->store = NULL;
-        detector->connect_until = tddp_deadline_after_ms(CONNECT_MS);
+        detector->connect_until = tddp_deadline_after_ms(tddp_detector_connect_ms);
     }
     set_silent(detector, status != TDDP_OK);
+}
+
+/* Whether the store's host refuses connections. A process that is stopped accepts them, and a
+ * network that is down lets the attempt time out: both may answer later. */
+static bool refuses(const tddp_detector *detector)
+{
+    int fd = -1;
+    const char *host = tddp_tcp_store_host(detector->base);
+    const tddp_status status =
+        host ? tddp_net_connect_host(host, tddp_tcp_store_port(detector->base),
+                                     tddp_deadline_after_ms(PROBE_MS), -1, &fd)
+             : TDDP_NETWORK;
+    tddp_net_close(fd);
+    return status == TDDP_NETWORK;
 }
 
 /* Asks a silent store until it answers, at most so long, or until there is something to do. */
@@ -116,14 +132,19 @@ static void ask_again(tddp_detector *detector, int64_t timeout_ms)
         set_silent(detector, false);
     } else if (status != TDDP_CANCELED && status != TDDP_OUT_OF_MEMORY &&
                tddp_now_ns() >= detector->connect_until) {
-        lose_store(detector);
+        if (status != TDDP_NETWORK || refuses(detector)) {
+            lose_store(detector);
+        } else {
+            tddp_log(TDDP_LOG_DEBUG, "group", "the failure detector's store is silent: %s",
+                     tddp_error_message());
+        }
     }
 }
 
 /* --- notices --------------------------------------------------------------------------------- */
 
 /* With the lock held. */
-static void tell_entry(tddp_detector_entry *self, tddp_notice_kind kind)
+static void tell_entry(tddp_detector *detector, tddp_detector_entry *self, tddp_notice_kind kind)
 {
     if (kind == TDDP_NOTICE_CONNECT) {
         self->asked = false;
@@ -131,19 +152,21 @@ static void tell_entry(tddp_detector_entry *self, tddp_notice_kind kind)
     } else if (kind == TDDP_NOTICE_FAILURE && self->stage == TDDP_DETECTOR_IDLE) {
         self->stage = TDDP_DETECTOR_NOTIFIED;
         self->deadline = tddp_deadline_after_ms(TDDP_DETECTOR_REPLY_MS);
+        tddp_detector_put_report(detector, self, TDDP_REPORT_POSITION, NULL);
     }
 }
 
 /* Takes the notice's key over. */
-static void receive_notice(tddp_detector *detector, tddp_notice notice)
+static void receive_notice(void *data, tddp_notice notice)
 {
+    tddp_detector *detector = data;
     bool known = false;
     detector->notices_received++;
     pthread_mutex_lock(&detector->mutex);
     for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
         if (strcmp(each->key, notice.key) == 0) {
             known = true;
-            tell_entry(each, notice.kind);
+            tell_entry(detector, each, notice.kind);
         }
     }
     pthread_mutex_unlock(&detector->mutex);
@@ -167,31 +190,13 @@ static void check_strays(tddp_detector *detector)
                 link = &stray->next;
                 continue;
             }
-            tell_entry(each, stray->notice.kind);
+            tell_entry(detector, each, stray->notice.kind);
             *link = stray->next;
             free(stray->notice.key);
             free(stray);
         }
         each->unchecked = false;
     }
-}
-
-/* Offers the notice until it, or another rank's of the same words, has a number; receives those
- * that have come before it. */
-static tddp_status publish(tddp_detector *detector, const tddp_detector_message *message)
-{
-    bool published = false;
-    tddp_status status = TDDP_OK;
-    while (status == TDDP_OK && !published) {
-        tddp_notice there;
-        status = tddp_notice_offer(detector->store, detector->notices_received + 1, message->notice,
-                                   message->key, &there);
-        if (status == TDDP_OK) {
-            published = there.kind == message->notice && strcmp(there.key, message->key) == 0;
-            receive_notice(detector, there);
-        }
-    }
-    return status;
 }
 
 /* Sends what is in the outbox, as far as the store answers. With the lock held, which is released
@@ -204,7 +209,8 @@ static void send_outbox(tddp_detector *detector)
         tddp_status status =
             message->line.size > 0
                 ? tddp_notice_append_report(detector->store, message->key, &message->line)
-                : publish(detector, message);
+                : tddp_notice_publish(detector->store, detector->notices_received + 1,
+                                      message->notice, message->key, receive_notice, detector);
         note(detector, status);
         pthread_mutex_lock(&detector->mutex);
         if (status == TDDP_OK || status == TDDP_OUT_OF_MEMORY) {
@@ -219,29 +225,19 @@ static void send_outbox(tddp_detector *detector)
 static bool find_cause(tddp_detector *detector, tddp_detector_entry *self, char *log,
                        tddp_status *cause)
 {
-    const tddp_group *group = self->group;
-    size_t count = (size_t)group->world_size;
-    tddp_status_report *reports = tddp_alloc_array(count, sizeof *reports);
-    if (!reports) {
-        *cause = tddp_fail(self->failed_here ? self->status : TDDP_PEER_LOST, "%s",
-                           self->failed_here && self->text ? self->text : "out of memory");
-        return true;
-    }
-    tddp_status_report_read(log, reports, group->world_size);
-    tddp_failure_evidence evidence = {
+    tddp_group *group = self->group;
+    const tddp_failure_evidence evidence = {
         .peers = group->peers,
         .rank = group->rank,
         .op = self->failed_here ? &self->op : NULL,
         .described = self->described,
         .status = self->failed_here ? self->status : TDDP_OK,
         .text = self->failed_here && self->text ? self->text : "",
-        .reports = reports,
+        .observed = &group->observed,
         .store_lost = !answers(detector),
         .deadline_over = tddp_now_ns() >= self->deadline,
     };
-    bool found = tddp_root_cause_find(&evidence, cause);
-    free(reports);
-    return found;
+    return tddp_root_cause_find(evidence, log, cause);
 }
 
 /* Finds the group's root cause if the reports suffice. True if it failed the group here, which
@@ -282,37 +278,11 @@ static bool is_unfinished(const tddp_detector_entry *self)
     return self->stage != TDDP_DETECTOR_IDLE && self->stage != TDDP_DETECTOR_RESOLVED;
 }
 
-/* What the entries have for the outbox; replies first: the other ranks wait for them a short time
- * only. With the lock held. */
-static void fill_outbox(tddp_detector *detector)
+/* Ends what waits for connections that the ranks cannot be asked for any more. With the lock held.
+ */
+static void fail_requests(const tddp_detector *detector)
 {
     for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        if (each->stage == TDDP_DETECTOR_NOTIFIED && !each->position_reported) {
-            each->position_reported = true;
-            tddp_detector_put_report(detector, each, TDDP_REPORT_POSITION, NULL);
-        }
-    }
-    for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        if (each->stage == TDDP_DETECTOR_UNREPORTED && !each->failure_reported) {
-            each->failure_reported = true;
-            tddp_detector_put_report(detector, each, TDDP_REPORT_FAILURE, each->text);
-            tddp_detector_put_notice(detector, each, TDDP_NOTICE_FAILURE);
-        }
-        if (each->asks) {
-            each->asks = false;
-            each->asked = true;
-            tddp_detector_put_notice(detector, each, TDDP_NOTICE_CONNECT);
-        }
-    }
-}
-
-/* The consequences of what the outbox has become. With the lock held. */
-static void finish_reports(tddp_detector *detector)
-{
-    for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        if (each->stage == TDDP_DETECTOR_UNREPORTED && each->failure_reported) {
-            each->stage = TDDP_DETECTOR_REPORTED;
-        }
         if (each->asked && detector->store_lost) {
             each->asked = false;
             tddp_on_demand_fail(each->group->on_demand, TDDP_NETWORK,
@@ -320,7 +290,6 @@ static void finish_reports(tddp_detector *detector)
                                 "they agree on that, cannot be reached any more");
         }
     }
-    pthread_cond_broadcast(&detector->changed);
 }
 
 /* Does what the entries' stages require; true if one has to be processed again soon. Stops after an
@@ -330,15 +299,12 @@ static bool process_all(tddp_detector *detector, int64_t *pause_ms)
 {
     bool again = false;
     bool failed = false;
-    do { /* publishing receives notices, to which this rank replies before it does anything else */
-        send_outbox(detector);
-        check_strays(detector);
-        fill_outbox(detector);
-    } while (detector->outbox && answers(detector));
-    finish_reports(detector);
+    check_strays(detector);
+    send_outbox(detector);
+    fail_requests(detector);
     for (tddp_detector_entry *each = detector->entries; each && !failed; each = each->next) {
         /* While the store is silent, another rank's failure has time. */
-        if (each->stage == TDDP_DETECTOR_REPORTED ||
+        if (each->stage == TDDP_DETECTOR_FAILED ||
             (each->stage == TDDP_DETECTOR_NOTIFIED && !may_answer(detector))) {
             each->busy = true;
             pthread_mutex_unlock(&detector->mutex);
@@ -399,9 +365,9 @@ static void free_strays(tddp_detector *detector)
 static void connect_first(tddp_detector *detector)
 {
     bool ended = false;
-    detector->connect_until = tddp_deadline_after_ms(CONNECT_MS);
+    detector->connect_until = tddp_deadline_after_ms(tddp_detector_connect_ms);
     while (!answers(detector) && !detector->store_lost && !ended) {
-        ask_again(detector, CONNECT_MS);
+        ask_again(detector, tddp_detector_connect_ms);
         pthread_mutex_lock(&detector->mutex);
         ended = detector->ended;
         if (!ended) {

@@ -43,9 +43,10 @@ static tddp_store *open_some_store(int rank, int world_size, int port, bool of_r
                      : open_store(rank, world_size, port);
 }
 
-/* The rank that dies is a child of the test's process, killed as by the system. Its parent does
- * not wait for it before all other ranks have failed: a dead process may stay a zombie. */
-static void dies(int rank, int world_size, int port, bool of_rank_0)
+/* The rank that dies is a child of the test's process, killed as by the system, once as many ranks
+ * as that are in the next call. Its parent does not wait for it before all other ranks have failed:
+ * a dead process may stay a zombie. */
+static void dies(int rank, int world_size, int port, bool of_rank_0, int waiting)
 {
     pid_t child = fork();
     CHECK(child >= 0);
@@ -53,6 +54,7 @@ static void dies(int rank, int world_size, int port, bool of_rank_0)
         tddp_store *store = open_some_store(rank, world_size, port, of_rank_0);
         tddp_group *group = open_group(store, rank, world_size, 20000);
         if (tddp_barrier(group, NULL) == TDDP_OK) {
+            CHECK_AWAIT(STARTED, waiting);
             raise(SIGKILL);
         }
         _exit(1);
@@ -63,12 +65,24 @@ static void dies(int rank, int world_size, int port, bool of_rank_0)
     CHECK(WIFSIGNALED(status));
 }
 
+/* A sum that a rank is waiting for when it signals that. */
+static tddp_status sum_and_signal(tddp_group *group, size_t count)
+{
+    tddp_work *work;
+    CHECK_OK(begin_sum(group, count, &work));
+    await_started(group, (int)tddp_work_sequence(work));
+    check_signal(STARTED);
+    tddp_status status = tddp_work_wait(work, NULL);
+    tddp_work_release(work);
+    return status;
+}
+
 /* The last rank is killed; the one before it calls when all others have failed. */
 static void one_is_killed(int rank, int world_size, int port)
 {
     int dead = world_size - 1;
     if (rank == dead) {
-        dies(rank, world_size, port, false);
+        dies(rank, world_size, port, false, dead > 1 ? dead - 1 : 1);
         return;
     }
     tddp_store *store = open_store(rank, world_size, port);
@@ -76,7 +90,7 @@ static void one_is_killed(int rank, int world_size, int port)
     CHECK_OK(tddp_barrier(group, NULL));
     int late = rank > 0 && rank == dead - 1;
     CHECK_AWAIT(NOTIFIED, late ? dead - 1 : 0);
-    CHECK_STATUS(sum(group, 7), TDDP_PEER_LOST);
+    CHECK_STATUS(late ? sum(group, 7) : sum_and_signal(group, 7), TDDP_PEER_LOST);
     if (!late) {
         char operation[128];
         snprintf(operation, sizeof operation,
@@ -112,14 +126,13 @@ MULTI_TEST(one_of_four_is_killed, 4, 30)
 MULTI_TEST(the_rank_that_hosts_the_store_is_killed, 3, 30)
 {
     if (rank == 0) {
-        dies(rank, world_size, port, true);
+        dies(rank, world_size, port, true, world_size - 1);
         return;
     }
     tddp_store *store = open_some_store(rank, world_size, port, true);
     tddp_group *group = open_group(store, rank, world_size, 20000);
     CHECK_OK(tddp_barrier(group, NULL));
-    tddp_status status = sum(group, 7);
-    CHECK_STATUS(status, TDDP_PEER_LOST);
+    CHECK_STATUS(sum_and_signal(group, 7), TDDP_PEER_LOST);
     CHECK_CONTAINS(tddp_error_message(), name_of(group, 0));
     CHECK_CONTAINS(tddp_error_message(),
                    "ended"); /* the other survivor may have failed by now, too */

@@ -8,29 +8,36 @@ bool tddp_fail_allocation(long nth);
 
 enum { BEGUN, OVER }; /* an event */
 
+enum { LINES = 2 };
+
 typedef struct lines {
-    pthread_mutex_t mutex;
     int count;
-    char text[512];
+    char text[LINES][512];
+    tddp_cancel *cancel;
 } lines;
 
+/* Ends the wait by its last line. On the thread that waits. */
 static void store_line(tddp_log_level level, const char *room, const char *text, void *data)
 {
     lines *self = data;
-    pthread_mutex_lock(&self->mutex);
-    if (level == TDDP_LOG_WARN && strcmp(room, "group") == 0) {
-        self->count++;
-        snprintf(self->text, sizeof self->text, "%s", text);
+    if (level != TDDP_LOG_WARN || strcmp(room, "group") != 0) {
+        return;
     }
-    pthread_mutex_unlock(&self->mutex);
+    if (self->count < LINES) {
+        snprintf(self->text[self->count], sizeof self->text[0], "%s", text);
+    }
+    if (++self->count == LINES) {
+        tddp_cancel_trigger(self->cancel);
+    }
 }
 
-/* After one second here, ten outside tests. */
+/* After one second here and after another, ten outside tests. */
 MULTI_TEST(missing_ranks_are_logged_after_a_while, 1, 30)
 {
     CHECK_INT(tddp_group_missing_log_interval_ms, 10000);
     tddp_group_missing_log_interval_ms = 1000;
-    static lines seen = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+    lines seen = {0};
+    CHECK_OK(tddp_cancel_create(&seen.cancel));
     tddp_log_set_sink(store_line, &seen);
     tddp_store *store = open_store(0, 1, port);
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
@@ -39,21 +46,29 @@ MULTI_TEST(missing_ranks_are_logged_after_a_while, 1, 30)
     opts.store = store;
     opts.rank = 1;
     opts.world_size = 4;
-    opts.timeout_ms = 1900;
-    CHECK_STATUS(tddp_group_create(&opts, NULL, &group), TDDP_TIMEOUT);
+    opts.timeout_ms = 20000;
+    CHECK_STATUS(tddp_group_create(&opts, &(tddp_wait){-1, seen.cancel}, &group), TDDP_CANCELED);
+    CHECK_INT(seen.count, LINES);
     char expected[256];
+    snprintf(expected, sizeof expected, " s in the store at 127.0.0.1:%d for rank(s) 0, 2, 3 of 4",
+             port);
+    for (int i = 0; i < LINES; i++) {
+        int waited = 0;
+        CHECK_INT(sscanf(seen.text[i], "rank 1 of \"default_pg\" has waited %d s", &waited), 1);
+        CHECK(waited >= i + 1);
+        CHECK_CONTAINS(seen.text[i], expected);
+    }
+    tddp_group_missing_log_interval_ms = 10000;
+    opts.timeout_ms = 100;
+    CHECK_STATUS(tddp_group_create(&opts, NULL, &group), TDDP_TIMEOUT);
     snprintf(expected, sizeof expected,
              "s in vain for rank(s) 0, 2, 3 of 4: start them with the same store at "
              "127.0.0.1:%d, name and world size",
              port);
     CHECK_CONTAINS(tddp_error_message(), expected);
-    CHECK_INT(seen.count, 1);
-    snprintf(expected, sizeof expected,
-             "rank 1 of \"default_pg\" has waited 1 s in the store at 127.0.0.1:%d for rank(s) 0, "
-             "2, 3 of 4",
-             port);
-    CHECK_CONTAINS(seen.text, expected);
+    CHECK_INT(seen.count, LINES);
     tddp_log_set_sink(NULL, NULL);
+    tddp_cancel_free(seen.cancel);
     tddp_store_release(store);
 }
 

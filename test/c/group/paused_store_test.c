@@ -5,9 +5,10 @@
  */
 #include <poll.h>
 #include <stdatomic.h>
+#include <sys/socket.h>
 
 #include "backend/on_demand.h"
-#include "group/failure_detector/detector.h"
+#include "group/failure_detector/detector_state.h"
 #include "processes.h"
 #include "recorded.h"
 #include "store/tcp/tcp.h"
@@ -160,25 +161,40 @@ static void run_round(world *w, uint64_t seed)
     together(w);
 }
 
-MULTI_TEST(nothing_is_lost_by_a_store_that_pauses, 3, 600)
+/* A store in a process of its own, whose port rank 0 passes on by the other one. */
+static void open_stores(world *w, int port)
 {
-    world w = {.rank = rank, .size = world_size};
     int store_port;
     tddp_tcp_grace_ms = 50; /* a pause is long beyond this and the detector's patience */
-    w.control = open_store(rank, world_size, port);
-    if (rank == 0) {
-        w.host = start_store_process(&store_port);
+    w->control = open_store(w->rank, w->size, port);
+    if (w->rank == 0) {
+        w->host = start_store_process(&store_port);
         char text[16];
         snprintf(text, sizeof text, "%d", store_port);
-        CHECK_OK(tddp_store_set(w.control, (tddp_slice){"port", 4},
+        CHECK_OK(tddp_store_set(w->control, (tddp_slice){"port", 4},
                                 (tddp_slice){text, strlen(text)}, NULL));
     } else {
         tddp_blob blob;
-        CHECK_OK(tddp_store_get(w.control, (tddp_slice){"port", 4}, NULL, &blob));
+        CHECK_OK(tddp_store_get(w->control, (tddp_slice){"port", 4}, NULL, &blob));
         store_port = atoi(blob.data);
         tddp_blob_free(&blob);
     }
-    w.store = open_store(rank, world_size, store_port);
+    w->store = open_store(w->rank, w->size, store_port);
+}
+
+static void close_stores(world *w)
+{
+    tddp_store_release(w->store);
+    tddp_store_release(w->control);
+    if (w->rank == 0) {
+        end_store_process(w->host);
+    }
+}
+
+MULTI_TEST(nothing_is_lost_by_a_store_that_pauses, 3, 600)
+{
+    world w = {.rank = rank, .size = world_size};
+    open_stores(&w, port);
     uint64_t first = setting("TDDP_TEST_SEED", 1);
     uint64_t rounds = setting("TDDP_TEST_ROUNDS", ROUNDS);
     for (uint64_t seed = first; seed < first + rounds; seed++) {
@@ -188,11 +204,64 @@ MULTI_TEST(nothing_is_lost_by_a_store_that_pauses, 3, 600)
         }
         run_round(&w, seed);
     }
-    tddp_store_release(w.store);
-    tddp_store_release(w.control);
-    if (rank == 0) {
-        end_store_process(w.host);
+    close_stores(&w);
+}
+
+/* --- without a connection -------------------------------------------------------------------- */
+
+static void count_silence(tddp_log_level level, const char *room, const char *text, void *count)
+{
+    (void)level, (void)room;
+    if (strstr(text, "the failure detector's store is silent: ")) {
+        atomic_fetch_add((atomic_int *)count, 1);
     }
+}
+
+static bool is_connected(tddp_detector *detector)
+{
+    pthread_mutex_lock(&detector->mutex);
+    bool answers = !detector->store_silent;
+    pthread_mutex_unlock(&detector->mutex);
+    return answers;
+}
+
+/* Has the watcher connect anew. */
+static void break_connection(tddp_detector *detector)
+{
+    CHECK(is_connected(detector));
+    const tddp_store *connection = tddp_store_base(detector->store);
+    CHECK_INT(shutdown(((const tddp_tcp_store *)connection)->fd, SHUT_RDWR), 0);
+}
+
+/* It is stopped until attempts to connect to it have failed for longer than a store is tried that
+ * refuses them. */
+MULTI_TEST(a_store_that_pauses_while_it_is_connected_to_is_asked_again, 2, 60)
+{
+    static atomic_int silences;
+    world w = {.rank = rank, .size = world_size};
+    tddp_detector_connect_ms = 1;
+    open_stores(&w, port);
+    tddp_log_set_level(TDDP_LOG_DEBUG);
+    tddp_log_set_sink(count_silence, &silences);
+    tddp_group *group = open_part(&w, "all", NULL);
+    CHECK_UNTIL(is_connected(group->detector));
+    together(&w);
+    if (rank == 0) {
+        CHECK_INT(kill(w.host, SIGSTOP), 0);
+        CHECK_AWAIT_STOPPED(w.host);
+    }
+    together(&w);
+    break_connection(group->detector);
+    CHECK_UNTIL(atomic_load(&silences) >= 2);
+    together(&w);
+    if (rank == 0) {
+        CHECK_INT(kill(w.host, SIGCONT), 0);
+    }
+    fail_on(&w, group, 1);
+    together(&w);
+    tddp_group_release(group);
+    tddp_log_set_sink(NULL, NULL);
+    close_stores(&w);
 }
 
 /* --- the numbers of notices ------------------------------------------------------------------ */
@@ -205,6 +274,17 @@ typedef struct publisher {
 
 enum { PUBLISHERS = 6, KEYS = 8 };
 
+static void free_notice(void *data, tddp_notice notice)
+{
+    (void)data;
+    free(notice.key);
+}
+
+static void publish(tddp_store *store, tddp_notice_kind kind, const char *key)
+{
+    CHECK_OK(tddp_notice_publish(store, 1, kind, key, free_notice, NULL));
+}
+
 /* Each publishes every notice, in an order of its own. */
 static void *publish_all(void *data)
 {
@@ -212,7 +292,7 @@ static void *publish_all(void *data)
     for (int i = 0; i < KEYS; i++) {
         char key[16];
         snprintf(key, sizeof key, "group %d", (i * 3 + self->number) % KEYS);
-        CHECK_OK(tddp_notice_publish(self->store, TDDP_NOTICE_FAILURE, key));
+        publish(self->store, TDDP_NOTICE_FAILURE, key);
     }
     return NULL;
 }
@@ -260,14 +340,14 @@ MULTI_TEST(a_notice_takes_one_step, 1, 30)
     const tddp_wait now_ms = {0, NULL};
     tddp_notice notice;
     tddp_blob answer;
-    CHECK_OK(tddp_notice_publish(store, TDDP_NOTICE_CONNECT, "first"));
+    publish(store, TDDP_NOTICE_CONNECT, "first");
     /* The one step of a rank that dies behind it. */
     CHECK_OK(tddp_store_compare_set(store, (tddp_slice){"failure_detector/notice/2", 25},
                                     (tddp_slice){"", 0}, (tddp_slice){"Fsecond", 7}, NULL,
                                     &answer));
     tddp_blob_free(&answer);
-    CHECK_OK(tddp_notice_publish(store, TDDP_NOTICE_FAILURE, "third"));
-    CHECK_OK(tddp_notice_publish(store, TDDP_NOTICE_FAILURE, "second"));
+    publish(store, TDDP_NOTICE_FAILURE, "third");
+    publish(store, TDDP_NOTICE_FAILURE, "second");
     static const struct {
         tddp_notice_kind kind;
         const char *key;

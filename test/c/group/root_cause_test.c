@@ -35,6 +35,7 @@ static tddp_peers *peers(void)
 
 static tddp_bytes log_lines;
 static tddp_status_report reports[WORLD];
+static tddp_observed observed;
 static const tddp_op op = {.kind = TDDP_OP_ALL_REDUCE, .sequence = 7};
 
 static tddp_recorder_op_summary summary(tddp_op_kind kind, uint64_t sequence, int64_t age_ms,
@@ -61,6 +62,9 @@ static void report(int rank, tddp_status_report_kind kind, tddp_status status, u
     CHECK_OK(tddp_status_report_write(&log_lines, kind, rank, status, &position, "", text, 500));
 }
 
+/* Without the store, whatever was reported. */
+static bool store_lost;
+
 static bool find_cause(tddp_status status, const char *text, bool deadline_over, tddp_status *cause)
 {
     tddp_peers *table = peers();
@@ -69,17 +73,17 @@ static bool find_cause(tddp_status status, const char *text, bool deadline_over,
     if (log_lines.size > 0) {
         memcpy(log, log_lines.data, log_lines.size);
     }
-    tddp_status_report_read(log, reports, WORLD);
-    tddp_failure_evidence evidence = {
+    const tddp_failure_evidence evidence = {
         .peers = table,
         .op = status ? &op : NULL,
         .described = status ? "mine" : NULL,
         .status = status,
         .text = text,
-        .reports = reports,
+        .observed = &observed,
+        .store_lost = store_lost,
         .deadline_over = deadline_over,
     };
-    bool found = tddp_root_cause_find(&evidence, cause);
+    bool found = tddp_root_cause_find(evidence, store_lost ? NULL : log, cause);
     tddp_peers_release(table);
     free(log);
     return found;
@@ -232,6 +236,131 @@ TEST(a_timeout_lists_the_ranks)
                    "rank 2 (host node-b, pid 200): in all_reduce 6 (\"weights\") for 1.5 s; "
                    "arrived: rank(s) 0, 3");
     tddp_bytes_free(&log_lines);
+}
+
+/* --- what this rank's backend has seen ------------------------------------------------------- */
+
+static void see(tddp_observation_kind kind, int rank, uint64_t sequence, tddp_status status,
+                const char *text)
+{
+    const tddp_observation seen = {
+        .kind = kind, .rank = rank, .sequence = sequence, .status = status, .text = text};
+    tddp_observed_add(&observed, &seen);
+}
+
+static void forget(void)
+{
+    tddp_observed_free(&observed, false);
+    tddp_bytes_free(&log_lines);
+    store_lost = false;
+}
+
+TEST(what_says_most_of_a_rank_is_kept)
+{
+    tddp_observed_init(&observed, WORLD);
+    CHECK_INT(tddp_observed_of(&observed, 2).kind, TDDP_OBSERVED_NOTHING);
+    see(TDDP_OBSERVED_LEFT, 2, 6, TDDP_OK, NULL);
+    see(TDDP_OBSERVED_NOT_ENTERED, 2, 5, TDDP_OK, "barrier");
+    see(TDDP_OBSERVED_FAILED, -1, 0, TDDP_OK, "no rank");
+    see(TDDP_OBSERVED_FAILED, WORLD, 0, TDDP_OK, "no rank");
+    CHECK_INT(tddp_observed_of(&observed, 2).kind, TDDP_OBSERVED_LEFT);
+    CHECK_INT(tddp_observed_of(&observed, 2).sequence, 6);
+    char text[] = "lost rank 1";
+    see(TDDP_OBSERVED_FAILED, 2, 0, TDDP_PEER_LOST, text);
+    text[0] = 'L';
+    CHECK_TEXT(tddp_observed_of(&observed, 2).text, "lost rank 1");
+    see(TDDP_OBSERVED_FAILED, 2, 0, TDDP_TIMEOUT, "too slow");
+    CHECK_INT(tddp_observed_of(&observed, 2).status, TDDP_TIMEOUT);
+    see(TDDP_OBSERVED_ENDED, 2, 0, TDDP_OK, NULL);
+    see(TDDP_OBSERVED_FAILED, 2, 0, TDDP_TIMEOUT, "too slow");
+    CHECK_INT(tddp_observed_of(&observed, 2).kind, TDDP_OBSERVED_ENDED);
+    CHECK_INT(tddp_observed_of(&observed, -1).kind, TDDP_OBSERVED_NOTHING);
+    CHECK_INT(tddp_observed_of(&observed, WORLD).kind, TDDP_OBSERVED_NOTHING);
+    forget();
+}
+
+/* It is on another host, where only its connection shows that. */
+TEST(a_process_whose_end_was_seen_is_the_cause)
+{
+    tddp_status cause;
+    tddp_observed_init(&observed, WORLD);
+    report(1, TDDP_REPORT_POSITION, TDDP_OK, 7, 6, "", "");
+    report(3, TDDP_REPORT_FAILURE, TDDP_PEER_LOST, 7, 6, "", "lost rank 2");
+    see(TDDP_OBSERVED_ENDED, 2, 0, TDDP_OK, NULL);
+    see(TDDP_OBSERVED_FAILED, 3, 0, TDDP_PEER_LOST, "lost rank 2");
+    CHECK(find_cause(TDDP_PEER_LOST, "lost rank 2 (its process has ended)", false, &cause));
+    CHECK_INT(cause, TDDP_PEER_LOST);
+    CHECK_TEXT(tddp_error_message(),
+               "lost rank 2 (host node-b, pid 200): its process has ended; seen here: lost rank 2 "
+               "(its process has ended); lost rank 3, which gave up: lost rank 2");
+    forget();
+}
+
+TEST(a_rank_that_was_seen_leaving_is_the_cause_where_it_does_not_say_why)
+{
+    tddp_status cause;
+    tddp_observed_init(&observed, WORLD);
+    report(1, TDDP_REPORT_POSITION, TDDP_OK, 7, 6, "", "");
+    report(3, TDDP_REPORT_POSITION, TDDP_OK, 7, 6, "", "");
+    see(TDDP_OBSERVED_LEFT, 2, 6, TDDP_OK, NULL);
+    CHECK(!find_cause(TDDP_PEER_LOST, "rank 2 has left the group", false, &cause));
+    CHECK(find_cause(TDDP_PEER_LOST, "rank 2 has left the group", true, &cause));
+    CHECK_TEXT(tddp_error_message(),
+               "rank 2 (host node-b, pid 200) has destroyed the group: do all ranks make the same "
+               "calls?; seen here: rank 2 has left the group");
+    report(2, TDDP_REPORT_LEFT, TDDP_OK, 0, 6, "", "KeyError: weights");
+    CHECK(find_cause(TDDP_PEER_LOST, "rank 2 has left the group", false, &cause));
+    CHECK_CONTAINS(tddp_error_message(), "has left the group because of an error: KeyError: weigh");
+    forget();
+}
+
+/* After the operation that fails here. */
+TEST(a_rank_that_left_later_is_not_the_cause)
+{
+    tddp_status cause;
+    tddp_observed_init(&observed, WORLD);
+    store_lost = true;
+    see(TDDP_OBSERVED_LEFT, 2, 7, TDDP_OK, NULL);
+    see(TDDP_OBSERVED_FAILED, 3, 0, TDDP_SYSTEM, "no files left");
+    CHECK(find_cause(TDDP_PEER_LOST, "lost rank 3, which gave up: no files left", true, &cause));
+    CHECK(strstr(tddp_error_message(), "destroyed") == NULL);
+    forget();
+}
+
+TEST(without_the_store_a_timeout_says_who_has_entered)
+{
+    tddp_status cause;
+    tddp_observed_init(&observed, WORLD);
+    store_lost = true;
+    see(TDDP_OBSERVED_ENTERED, 1, 0, TDDP_OK, NULL);
+    see(TDDP_OBSERVED_NOT_ENTERED, 2, 6, TDDP_OK, "barrier");
+    see(TDDP_OBSERVED_ENTERED, 3, 0, TDDP_OK, NULL);
+    CHECK(find_cause(TDDP_TIMEOUT, "not done; rank 2 has not done its part", true, &cause));
+    CHECK_INT(cause, TDDP_TIMEOUT);
+    CHECK_CONTAINS(tddp_error_message(),
+                   "not done; rank 2 has not done its part; entered: rank 1, rank 3; not entered: "
+                   "rank 2 (last in barrier, operation 6): slow, stuck, or in another operation?");
+    CHECK_CONTAINS(tddp_error_message(), "rank 2 is pid 200 on host node-b");
+    forget();
+}
+
+TEST(a_text_is_completed_by_the_ranks_that_it_does_not_name)
+{
+    char text[256];
+    tddp_observed_init(&observed, 20);
+    see(TDDP_OBSERVED_CLOSED, 1, 0, TDDP_OK, "reset");
+    see(TDDP_OBSERVED_LEFT, 12, 0, TDDP_OK, NULL);
+    see(TDDP_OBSERVED_LEFT, 13, 0, TDDP_OK, NULL);
+    tddp_observed_describe(&observed, "rank 12 has left the group", text, sizeof text);
+    CHECK_TEXT(text, "rank 12 has left the group; lost rank 1 (reset); rank 13 has left the group");
+    tddp_observed_describe(&observed, "", text, 20);
+    CHECK_TEXT(text, "; lost rank 1 (rese");
+    for (int each = 2; each < 12; each++) {
+        see(TDDP_OBSERVED_LEFT, each, 0, TDDP_OK, NULL);
+    }
+    tddp_observed_describe(&observed, "lost rank 1", text, sizeof text);
+    CHECK_CONTAINS(text, "; rank 7 has left the group and 6 more");
+    forget();
 }
 
 TEST(a_local_failure_needs_no_reports)

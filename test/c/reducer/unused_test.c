@@ -4,6 +4,7 @@
 #include "world.h"
 
 enum { COUNT = 7 };
+enum { ENDED_EARLY }; /* events */
 
 static tddp_reducer *make_find_unused(tddp_group *group, size_t count, int skip)
 {
@@ -263,19 +264,25 @@ TEST(skip_unused_requires_the_map_before_backward)
     leave(group);
 }
 
+/* One rank's wait ends before the other rank gives its part of the map. */
 MULTI_TEST(a_wait_for_the_map_that_ends_early_is_continued, 2, 40)
 {
-    setenv("TDDP_FAKE", "delay_ms=300", 1);
     tddp_group *group = join("fake", rank, world_size, port);
     tddp_reducer *reducer = make_find_unused(group, 2, 1);
     const size_t unused[] = {0};
     const tddp_wait soon = {20, NULL};
     int all = 0;
-    for (int iteration = 0; iteration < 2; iteration++) {
+    for (int iteration = 0; iteration < 4; iteration++) {
         CHECK_OK(tddp_reducer_prepare(reducer));
-        CHECK_STATUS(tddp_reducer_set_unused(reducer, unused, 1, &soon), TDDP_TIMEOUT);
-        CHECK_STATUS(tddp_reducer_mark_ready(reducer, 1, &all), TDDP_INVALID_ARGUMENT);
-        if (iteration == 0) { /* another forward: waits for the previous one's map */
+        if (rank == iteration % 2) {
+            CHECK_STATUS(tddp_reducer_set_unused(reducer, unused, 1, &soon), TDDP_TIMEOUT);
+            CHECK_STATUS(tddp_reducer_mark_ready(reducer, 1, &all), TDDP_INVALID_ARGUMENT);
+            check_signal(ENDED_EARLY);
+        } else {
+            CHECK_AWAIT(ENDED_EARLY, iteration + 1);
+            CHECK_OK(tddp_reducer_set_unused(reducer, unused, 1, NULL));
+        }
+        if (iteration < 2) { /* another forward: waits for the previous one's map */
             CHECK_OK(tddp_reducer_prepare(reducer));
         }
         CHECK_OK(tddp_reducer_set_unused(reducer, unused, 1, NULL));
@@ -289,19 +296,27 @@ MULTI_TEST(a_wait_for_the_map_that_ends_early_is_continued, 2, 40)
     leave(group);
 }
 
+/* One rank frees its reducer before the other gives its part of the map. */
 MULTI_TEST(freeing_with_a_pending_map_is_safe, 2, 40)
 {
-    setenv("TDDP_FAKE", "delay_ms=200", 1);
     tddp_group *group = join("fake", rank, world_size, port);
-    tddp_reducer *reducer = make_find_unused(group, 2, 0);
     const size_t unused[] = {0};
-    CHECK_OK(tddp_reducer_prepare(reducer));
-    CHECK_OK(tddp_reducer_set_unused(reducer, unused, 1, NULL));
-    mark(reducer, 1, 1);
     const tddp_wait at_once = {0, NULL};
-    CHECK_STATUS(tddp_reducer_finish(reducer, &at_once), TDDP_TIMEOUT);
-    CHECK(reducer->unused.map_work != NULL);
-    tddp_reducer_free(reducer);
+    for (int iteration = 0; iteration < 2; iteration++) {
+        tddp_reducer *reducer = make_find_unused(group, 2, 0);
+        CHECK_AWAIT(ENDED_EARLY, rank == iteration ? 0 : iteration + 1);
+        CHECK_OK(tddp_reducer_prepare(reducer));
+        CHECK_OK(tddp_reducer_set_unused(reducer, unused, 1, NULL));
+        mark(reducer, 1, 1);
+        if (rank == iteration) {
+            CHECK_STATUS(tddp_reducer_finish(reducer, &at_once), TDDP_TIMEOUT);
+            CHECK(reducer->unused.map_work != NULL);
+            check_signal(ENDED_EARLY);
+        } else {
+            CHECK_OK(tddp_reducer_finish(reducer, NULL));
+        }
+        tddp_reducer_free(reducer);
+    }
     leave(group);
 }
 

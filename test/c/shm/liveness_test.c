@@ -186,7 +186,9 @@ static void leaves_after(shm_rank *it)
     if (it->rank == 0) {
         CHECK_STATUS(tddp_shm_wait_step(it->shm, 2, 2), TDDP_PEER_LOST);
         CHECK_STATUS(tddp_shm_check_peer(it->shm, -1), TDDP_PEER_LOST);
-        CHECK_TEXT(tddp_error_message(), "rank 1 has left the group; rank 2 has left the group");
+        CHECK_TEXT(tddp_error_message(), "rank 1 has left the group");
+        CHECK_SEEN(it, 1, TDDP_OBSERVED_LEFT, 1, TDDP_OK, "");
+        CHECK_SEEN(it, 2, TDDP_OBSERVED_LEFT, 1, TDDP_OK, "");
     }
 }
 
@@ -221,8 +223,8 @@ TEST(a_rank_that_fails)
     run_shm(SHM_PROCESSES, 3, fails, NULL);
 }
 
-/* A process that ended without a report is the root cause; a rank that reports it is listed
- * after it. */
+/* A process that ended without a report is the root cause; a rank that reports it is observed too.
+ */
 static void chain(shm_rank *it)
 {
     barrier_once(it);
@@ -240,7 +242,9 @@ static void chain(shm_rank *it)
     tddp_op op;
     begin(it, &op);
     CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_PEER_LOST);
-    CHECK_TEXT(tddp_error_message(), "lost rank 2 (its process has ended); also lost: rank 1");
+    CHECK_TEXT(tddp_error_message(), "lost rank 2 (its process has ended)");
+    CHECK_SEEN(it, 2, TDDP_OBSERVED_ENDED, 0, TDDP_OK, "");
+    CHECK_SEEN(it, 1, TDDP_OBSERVED_FAILED, 0, TDDP_PEER_LOST, "lost rank 2");
     check_signal(DONE);
 }
 
@@ -360,11 +364,10 @@ static void late(shm_rank *it)
     if (it->rank == 0) {
         CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_TIMEOUT);
         CHECK(shm_now() - start > 0.25);
-        CHECK_TEXT(
-            tddp_error_message(),
-            "not done after 300 ms; rank 1 has not done its part; entered: rank 2, rank "
-            "3; not entered: rank 1 (last in barrier, operation 1): slow, stuck, or in another "
-            "operation?");
+        CHECK_TEXT(tddp_error_message(), "not done after 300 ms; rank 1 has not done its part");
+        CHECK_SEEN(it, 1, TDDP_OBSERVED_NOT_ENTERED, 1, TDDP_OK, "barrier");
+        CHECK_SEEN(it, 2, TDDP_OBSERVED_ENTERED, 0, TDDP_OK, "");
+        CHECK_SEEN(it, 3, TDDP_OBSERVED_ENTERED, 0, TDDP_OK, "");
         tddp_shm_report_failure(it->shm, TDDP_TIMEOUT, tddp_error_message());
     } else {
         CHECK_STATUS(tddp_shm_sync(it->shm), TDDP_PEER_LOST);

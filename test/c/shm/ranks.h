@@ -63,7 +63,27 @@ struct shm_rank {
     void *data;
     uint64_t sequence; /* for shm_op() */
     const shm_job *job;
+    tddp_observation seen[SHM_MAX_RANKS]; /* by its context, of each rank the last */
+    char texts[SHM_MAX_RANKS][128];
 };
+
+/* The observer of a rank's context. */
+static inline void shm_observe(void *data, const tddp_observation *seen)
+{
+    shm_rank *it = data;
+    char *text = it->texts[seen->rank];
+    snprintf(text, sizeof it->texts[0], "%s", seen->text ? seen->text : "");
+    it->seen[seen->rank] = *seen;
+    it->seen[seen->rank].text = text;
+}
+
+#define CHECK_SEEN(it, of, expected_kind, expected_sequence, expected_status, expected_text) \
+    do {                                                                                     \
+        CHECK_INT((it)->seen[of].kind, expected_kind);                                       \
+        CHECK_INT((it)->seen[of].sequence, expected_sequence);                               \
+        CHECK_INT((it)->seen[of].status, expected_status);                                   \
+        CHECK_TEXT((it)->texts[of], expected_text);                                          \
+    } while (0)
 
 /* Memory shared by all processes of a test; zero-filled. */
 static inline void *shm_common(size_t bytes)
@@ -145,13 +165,19 @@ static inline void shm_open_rank(shm_rank *it)
         it->group = shm_make_group(it, NULL, it->rank, it->size);
     } else if (!job->bare) {
         tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
+        opts.observer = (tddp_observer){shm_observe, it};
         CHECK_OK(tddp_shm_join(&opts, NULL, NULL, &it->shm));
     }
 }
 
 static inline void shm_run_rank(const shm_job *job, int rank, tddp_store *store)
 {
-    shm_rank it = {rank, job->size, job->mode, store, NULL, NULL, job->data, 0, job};
+    shm_rank it = {.rank = rank,
+                   .size = job->size,
+                   .mode = job->mode,
+                   .store = store,
+                   .data = job->data,
+                   .job = job};
     shm_open_rank(&it);
     job->body(&it);
     tddp_group_release(it.group);
