@@ -143,6 +143,9 @@ typedef struct tddp_backend_opts {
     struct tddp_on_demand *on_demand;
     /** The table whose create() is called: one function may serve several. */
     const struct tddp_backend_v1 *backend;
+    /** What events() is to return, if the backend has that slot and its events are not those of
+     * resources that it shares; valid until destroy() has returned. NULL: one of its own. */
+    struct tddp_eventcount *events;
 } tddp_backend_opts;
 
 /** What a backend supports: tddp_backend_v1.traits. */
