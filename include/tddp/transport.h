@@ -18,13 +18,17 @@ extern "C" {
 
 /* --- transports ------------------------------------------------------------------------------ */
 
+/** The first of the tags that tddp_coll does not use. */
+#define TDDP_TRANSPORT_TAGS UINT64_C(0xffffffff00000000)
+
 /**
  * The functions of a transport. `context` is its own, one for a rank of a group. No function blocks
  * or runs code of a host language. Any thread may call any of them at any time, several at once,
  * but for one transfer one at a time.
  *
  * Messages between two ranks with one tag match in the order in which their sends and receives were
- * posted. A message matches whether its receive was posted before or after its send.
+ * posted. A message matches whether its receive was posted before or after its send. Tags from
+ * TDDP_TRANSPORT_TAGS on are the transport's own.
  */
 typedef struct tddp_transport_ops {
     size_t size; /**< sizeof(tddp_transport_ops) the transport was built with */
@@ -63,6 +67,11 @@ typedef struct tddp_transport_ops {
      * before it went may still complete a transfer: the caller tests once more. */
     tddp_status (*check_peer)(void *context, int peer, uint64_t sequence);
 
+    /** Called once an operation has failed, with its status and text, before its transfers are
+     * released: what is sent to the peers to tell them why has to be on its way then. NULL: nothing
+     * is. */
+    void (*report_failure)(void *context, tddp_status status, const char *text);
+
     /** Moves messages, for libraries that do so only on their caller's thread; called before
      * transfers are tested. NULL: the transport has a thread. */
     void (*progress)(void *context);
@@ -95,8 +104,9 @@ typedef struct tddp_coll_opts {
     const int *names; /**< the ranks' names in messages, copied; NULL: their numbers */
 } tddp_coll_opts;
 
-/** Makes what operations need of memory. Posts nothing. The caller frees it. Errors:
- * TDDP_INVALID_ARGUMENT (a transport without a function), TDDP_OUT_OF_MEMORY. */
+/** Makes what operations need of memory, and posts a receive from each peer, which are connected.
+ * The caller frees it. Errors: TDDP_INVALID_ARGUMENT (a transport without a function),
+ * TDDP_OUT_OF_MEMORY, those of recv(). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_coll_create(const tddp_coll_opts *opts, tddp_coll **out);
 
 /** Cancels the transfers that are left and frees them, before their transport ends. No operation is
