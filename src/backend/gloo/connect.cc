@@ -135,23 +135,32 @@ class DeathWatch
 
 } // namespace
 
-void Transport::connect(const tddp_backend_opts &opts, const tddp_wait *wait)
+void Transport::connect(const tddp_backend_opts &opts, const tddp_wait *wait,
+                        const std::function<void()> &is_connected)
 {
     if (size == 1) {
+        is_connected();
         return;
     }
+    tddp_cancel *cancel = wait ? wait->cancel : nullptr;
     const bool timed = wait && wait->timeout_ms >= 0;
     const auto deadline = deadline_after(timed ? wait->timeout_ms : opts.timeout_ms);
     const tddp_meeting_opts meeting_opts = meeting_of(opts);
     Meeting meeting{nullptr, tddp_meeting_close};
     try {
         meeting = open_meeting(meeting_opts);
-        open(opts, meeting.get(), deadline, wait ? wait->cancel : nullptr);
+        open(opts, meeting.get(), deadline, cancel);
+        await_connections(meeting.get(), deadline, cancel);
+        expect_notices();
+        is_connected();
+        exchange_connected(meeting.get(), deadline, cancel);
     } catch (const std::exception &cause) {
         /* The others wait for this rank's addresses, or its connection. */
         tddp_meeting_fail(&meeting_opts, strip_location(cause).c_str());
         throw;
     }
+    beacon_.close();
+    connecting_ = false;
 }
 
 void Transport::open(const tddp_backend_opts &opts, tddp_meeting *meeting,
@@ -168,11 +177,6 @@ void Transport::open(const tddp_backend_opts &opts, tddp_meeting *meeting,
     const std::string record = endpoint.serialise();
     const tddp_wait left = until(deadline, cancel);
     Failure::check(tddp_meeting_give(meeting, tddp_slice{record.data(), record.size()}, &left));
-    await_connections(meeting, deadline, cancel);
-    expect_notices();
-    exchange_connected(meeting, deadline, cancel);
-    beacon_.close();
-    connecting_ = false;
 }
 
 /* The first peer that is not connected; the number of ranks: all are. */

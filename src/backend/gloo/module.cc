@@ -125,7 +125,6 @@ tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **
     NoBrokenPipe guard;
     return guarded([&] {
         auto member = std::make_unique<Member>(*opts);
-        member->transport.connect(*opts, wait);
         tddp_coll_opts coll_opts = {};
         coll_opts.size = sizeof coll_opts;
         coll_opts.transport = &transport_ops;
@@ -133,7 +132,8 @@ tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **
         coll_opts.rank = opts->rank;
         coll_opts.world_size = opts->world_size;
         coll_opts.names = member->transport.names();
-        Failure::check(tddp_coll_create(&coll_opts, &member->coll));
+        member->transport.connect(
+            *opts, wait, [&] { Failure::check(tddp_coll_create(&coll_opts, &member->coll)); });
         *context = member.release();
     });
 }

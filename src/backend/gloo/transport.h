@@ -14,6 +14,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -69,8 +70,10 @@ class Transport final : public Observer
     const int rank;
     const int size;
 
-    /* connect.cc: blocks until every rank is connected to all others. */
-    void connect(const tddp_backend_opts &opts, const tddp_wait *wait);
+    /* connect.cc: blocks until every rank is connected to all others. Before it waits for that, and
+     * a peer may end, it calls `is_connected`: this rank is. */
+    void connect(const tddp_backend_opts &opts, const tddp_wait *wait,
+                 const std::function<void()> &is_connected);
 
     /* What include/tddp/transport.h says. These throw Failure. */
     Transfer *send(int peer, uint64_t tag, const void *data, size_t bytes);
