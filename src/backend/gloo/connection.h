@@ -118,10 +118,14 @@ template <typename Base> class Watched final : public Base
         }
     }
 
+    /* Gloo would try again and again to move what has no memory any more. */
     bool read() override
     {
         const bool whole = Base::read();
         moved_ = moved_ || whole;
+        if (!whole && is_canceled(this->rx_)) {
+            this->signalException("a message for a receive that this rank has canceled");
+        }
         return whole;
     }
 
@@ -129,10 +133,21 @@ template <typename Base> class Watched final : public Base
     {
         const bool whole = Base::write(op);
         moved_ = moved_ || (whole && op.getOpcode() == tcp::Op::SEND_UNBOUND_BUFFER);
+        if (!whole && is_canceled(op)) {
+            this->signalException("a message that this rank has canceled");
+        }
         return whole;
     }
 
   private:
+    /* Whether the transfer of a message has been released. */
+    bool is_canceled(const tcp::Op &op) const
+    {
+        return this->state_ == Base::CONNECTED &&
+               op.preamble.opcode == tcp::Op::SEND_UNBOUND_BUFFER && op.ubuf &&
+               !gloo::NonOwningPtr<tcp::UnboundBuffer>(op.ubuf);
+    }
+
     void fail(const std::exception &cause)
     {
         if (!this->ex_ && this->state_ != Base::CLOSED) {

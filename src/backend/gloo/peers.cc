@@ -55,10 +55,10 @@ tddp_status Transport::state_of(int waited, uint64_t sequence, Clock::time_point
         const bool late = one.state == Peer::LEFT && one.sequence < sequence;
         const bool dead = one.state == Peer::LOST && now - one.since >= GRACE;
         if (peer == waited || late || dead) {
-            return TDDP_PEER_LOST;
+            return canceled_ ? TDDP_GROUP_FAILED : TDDP_PEER_LOST;
         }
     }
-    return active == 0 && size > 1 ? TDDP_PEER_LOST : TDDP_OK;
+    return active > 0 || size == 1 ? TDDP_OK : canceled_ ? TDDP_GROUP_FAILED : TDDP_PEER_LOST;
 }
 
 /* "lost rank 2 (why); also lost: rank 1; rank 0 has left the group", with the root cause first. */
@@ -113,10 +113,10 @@ void Transport::check_peer(int peer, uint64_t sequence)
 void Transport::fail_ended(int peer, const std::string &reason)
 {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (closing_ && !aborted_) {
+    if ((closing_ || canceled_) && !aborted_) {
         throw Failure(TDDP_GROUP_FAILED, "aborted, as another operation failed: " + failure_);
     }
-    if (closing_) {
+    if (aborted_) {
         throw Failure(TDDP_GROUP_FAILED, peer == TDDP_ANY_SOURCE
                                              ? "aborted while waiting for any rank"
                                              : "aborted while waiting for " + rank_text(peer));

@@ -172,17 +172,13 @@ bool Transport::test(Transfer &transfer, int *source)
     return false;
 }
 
-/* Gloo would wait for the rest of a message without memory, again and again: a transfer that isn't
- * complete ends with its connection, and an operation that fails with all of them. */
+/* A connection on which a message without memory comes later ends then (connection.h): peers that
+ * wait have been told why before that. */
 void Transport::release(Transfer *transfer) noexcept
 {
     int source;
-    if (!closing_ && !transfer->is_complete(&source)) {
-        if (transfer->peer == TDDP_ANY_SOURCE || !has_ended(transfer->peer)) {
-            report(TDDP_GROUP_FAILED, "it has canceled an operation");
-            await_sent(FAILED_SEND_TIMEOUT);
-            close_connections();
-        }
+    if (!transfer->is_complete(&source)) {
+        canceled_ = true;
     }
     delete transfer;
 }

@@ -156,7 +156,8 @@ class Transport final : public Observer
     std::atomic<bool> connecting_{true};
     std::atomic<bool> notices_expected_{false}; /* by this rank, so others' are too */
     std::atomic<bool> aborted_{false};
-    std::atomic<bool> closing_{false}; /* by this rank */
+    std::atomic<bool> canceled_{false}; /* a transfer, so connections may end by this rank */
+    std::atomic<bool> closing_{false};  /* by this rank */
     std::atomic<uint64_t> sequence_{0};
     std::atomic<unsigned> ended_{0};   /* connections */
     std::atomic<unsigned> changes_{0}; /* while connecting */
