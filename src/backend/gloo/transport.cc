@@ -177,7 +177,8 @@ bool Transport::test(Transfer &transfer, int *source)
 void Transport::release(Transfer *transfer) noexcept
 {
     int source;
-    if (!transfer->is_complete(&source)) {
+    const bool any = transfer->peer == TDDP_ANY_SOURCE;
+    if (!transfer->is_complete(&source) && (any || !has_ended(transfer->peer))) {
         canceled_ = true;
     }
     delete transfer;
