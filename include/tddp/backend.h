@@ -147,6 +147,9 @@ typedef struct tddp_backend_opts {
     /** Receives what the backend sees of other ranks for which operations wait in vain, until
      * destroy() returns. */
     tddp_observer observer;
+    /** What events() is to return, if the backend has that slot and its events are not those of
+     * resources that it shares; valid until destroy() has returned. NULL: one of its own. */
+    struct tddp_eventcount *events;
 } tddp_backend_opts;
 
 /** What a backend supports: tddp_backend_v1.traits. */

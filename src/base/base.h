@@ -189,8 +189,12 @@ typedef struct tddp_eventcount tddp_eventcount;
 
 uint32_t tddp_eventcount_read(const tddp_eventcount *events);
 
+/* One on the heap, for transports in modules, which see these three in <tddp/transport.h>. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_eventcount_create(tddp_eventcount **out);
+TDDP_API void tddp_eventcount_free(tddp_eventcount *events);
+
 /* After a change. A system call only if a thread sleeps. */
-void tddp_eventcount_notify(tddp_eventcount *events);
+TDDP_API void tddp_eventcount_notify(tddp_eventcount *events);
 
 /* Waits until the count differs from `seen`: spins for `spin_ns`, then sleeps for at most
  * `sleep_ns` (0: returns at once). May return early. */

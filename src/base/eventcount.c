@@ -8,6 +8,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -18,6 +19,17 @@ enum { SPINS_PER_CLOCK_READ = 64 };
 
 /* The kernel may have put the awaited thread on this core. */
 #define YIELD_AFTER_NS 5000
+
+tddp_status tddp_eventcount_create(tddp_eventcount **out)
+{
+    *out = tddp_alloc(sizeof **out);
+    return *out ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+}
+
+void tddp_eventcount_free(tddp_eventcount *events)
+{
+    free(events);
+}
 
 uint32_t tddp_eventcount_read(const tddp_eventcount *events)
 {

@@ -29,6 +29,8 @@ struct tddp_engine {
     pthread_cond_t wake;     /* for the thread: something was left to it, or `ending` is set */
     pthread_cond_t released; /* `polled` or `ending` has changed */
     tddp_eventcount *events; /* of all groups of several ranks; NULL: there are none */
+    tddp_eventcount own;     /* of those whose backends count none on shared memory */
+    tddp_engine *first;      /* whose `own` this one's groups may have; NULL: none */
     tddp_group *groups;
     const tddp_group *polled; /* what the thread uses at the moment */
     size_t removers;          /* threads that wait for that */
@@ -84,7 +86,13 @@ void tddp_engine_release(tddp_engine *engine)
         pthread_cond_destroy(&engine->wake);
         pthread_mutex_destroy(&engine->mutex);
     }
+    tddp_engine_release(engine->first);
     free(engine);
+}
+
+tddp_eventcount *tddp_engine_events(tddp_engine *engine)
+{
+    return &engine->own;
 }
 
 bool tddp_engine_on_thread(const tddp_engine *engine)
@@ -224,7 +232,7 @@ tddp_status tddp_engine_add(tddp_group *group)
         if (status) {
             return status;
         }
-        tddp_engine_release(group->engine);
+        own->first = group->engine;
         group->engine = own;
         (void)add(own, group, events);
     }

@@ -208,6 +208,13 @@ static tddp_status open_backend(tddp_group *group, tddp_group *parent, tddp_back
     return status;
 }
 
+/* So that one thread sleeps for all groups that are made from one another. */
+static tddp_eventcount *shared_events(const tddp_group *group)
+{
+    tddp_eventcount *events = tddp_shm_fabric_events(group->fabric);
+    return events ? events : tddp_engine_events(group->engine);
+}
+
 static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opts,
                                    const tddp_wait *wait, int64_t deadline, int same_host,
                                    const char *address)
@@ -231,6 +238,7 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
         .fabric = group->fabric,
         .on_demand = group->on_demand,
         .observer = {tddp_observed_add, &group->observed},
+        .events = shared_events(group),
     };
     tddp_wait left = {wanted.timeout_ms, tddp_wait_cancel(wait)};
     const bool splits =

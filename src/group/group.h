@@ -343,6 +343,9 @@ TDDP_NODISCARD tddp_status tddp_engine_create(tddp_engine **out);
 tddp_engine *tddp_engine_retain(tddp_engine *engine);
 void tddp_engine_release(tddp_engine *engine);
 
+/* What a backend without shared memory counts its events on: valid as long as the engine. */
+tddp_eventcount *tddp_engine_events(tddp_engine *engine);
+
 /* Adds a group whose backend has events and is connected; it may get another engine. Nothing is
  * polled after remove(). */
 TDDP_NODISCARD tddp_status tddp_engine_add(tddp_group *group);

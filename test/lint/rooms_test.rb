@@ -27,7 +27,7 @@ class RoomsTest < Minitest::Test
 
   # The same between the folders of a room that has several with a life of their own.
   MAY_INCLUDE_WITHIN = {
-    "backend/arith" => %w[], "backend/delegate" => %w[], "backend/fake" => %w[], "backend/shm" => %w[backend/arith], "backend/hosts" => %w[backend/arith backend/shm],
+    "backend/arith" => %w[], "backend/delegate" => %w[], "backend/fake" => %w[], "backend/shm" => %w[backend/arith], "backend/coll" => %w[], "backend/hosts" => %w[backend/arith backend/shm],
     "backend/gloo" => %w[], "backend/devices" => %w[], "backend/staging" => %w[], "backend/cuda" => %w[], "backend/nccl" => %w[backend/cuda],
     "backend/mpi" => %w[],
     "torch/tensor" => %w[], "torch/autograd" => %w[torch/tensor], "torch/checkpoint" => %w[torch/autograd torch/tensor],
@@ -48,11 +48,11 @@ class RoomsTest < Minitest::Test
     "torch_fsdp.h" => %w[sharder.h torch.h],
     "torch_optim.h" => %w[torch.h], "torch_nn.h" => %w[torch.h], "torch_collectives.h" => %w[torch.h], "torch_parallel.h" => %w[torch.h], "torch_rng.h" => %w[status.h],
     "torch_linear.h" => %w[torch.h], "torch_memory.h" => %w[memory_stats.h status.h],
-    "torch_checkpoint.h" => %w[torch.h], "torch_offload.h" => %w[torch.h], "torch_function.h" => %w[torch.h], "torch_backward.h" => %w[torch.h], "file.h" => %w[wait.h], "call.h" => %w[backend.h], "delegate.h" => %w[backend.h], "cuda.h" => %w[status.h]
+    "torch_checkpoint.h" => %w[torch.h], "torch_offload.h" => %w[torch.h], "torch_function.h" => %w[torch.h], "torch_backward.h" => %w[torch.h], "file.h" => %w[wait.h], "call.h" => %w[backend.h], "transport.h" => %w[backend.h], "delegate.h" => %w[backend.h], "cuda.h" => %w[status.h]
   }.freeze
 
   # What <tddp.h> leaves out: what backends are made of, helpers of programs that train, and the headers of libtddp_torch.
-  APART = /\A(backend|call|cuda|delegate|file|heap|meeting|observation|torch.*)\.h\z/
+  APART = /\A(backend|call|cuda|delegate|file|heap|meeting|observation|torch.*|transport)\.h\z/
 
   LONGEST_FILE = 500
   LONGEST_FUNCTION = 80

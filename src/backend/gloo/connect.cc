@@ -6,25 +6,16 @@
  * host's name. Devices, pairs and their addresses are the same in all versions since 2022.
  */
 #include <dirent.h>
-#include <fcntl.h>
-#include <netinet/in.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
-#include <set>
-
-#include <tddp/meeting.h>
-
-#include <gloo/transport/pair.h>
-#include <gloo/transport/tcp/address.h>
+#include <optional>
 
 #include "device.h"
 #include "endpoint.h"
 #include "failure.h"
-#include "mesh.h"
+#include "transport.h"
 
 namespace tddp_gloo
 {
@@ -33,47 +24,27 @@ namespace
 
 using std::chrono::milliseconds;
 
-/* While this rank waits for others' records: between two checks whether those live. */
+/* While this rank waits for others: between two checks whether those live, and of its token. */
 constexpr int CHECK_MS = 300;
+constexpr milliseconds TOKEN_CHECK{20};
+/* A peer's beacon is probed after PROBE_AFTER. The peer counts as dead when its beacon has been
+ * closed for CONNECT_GRACE, since it may just have finished connecting. */
+constexpr milliseconds PROBE_AFTER{200};
+constexpr milliseconds CONNECT_GRACE{1000};
 /* For the reason that a lost rank gave. */
 constexpr int REASON_MS = 200;
+/* Longer than any group needs to connect. */
+constexpr milliseconds LONGEST{std::chrono::hours(24 * 365)};
+
+Clock::time_point deadline_after(int64_t ms)
+{
+    return Clock::now() + std::min(milliseconds(ms), LONGEST);
+}
 
 tddp_wait until(Clock::time_point deadline, tddp_cancel *cancel)
 {
     auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now()).count();
     return tddp_wait{left > 0 ? left : 0, cancel};
-}
-
-tddp_slice slice(const std::string &text)
-{
-    return tddp_slice{text.data(), text.size()};
-}
-
-/* A socket's local address and port, to be compared; empty if it has none. */
-std::string socket_key(const sockaddr_storage &address)
-{
-    std::string text;
-    if (address.ss_family == AF_INET) {
-        const auto &v4 = reinterpret_cast<const sockaddr_in &>(address);
-        text.assign(reinterpret_cast<const char *>(&v4.sin_addr), sizeof v4.sin_addr);
-        text.append(reinterpret_cast<const char *>(&v4.sin_port), sizeof v4.sin_port);
-    } else if (address.ss_family == AF_INET6) {
-        const auto &v6 = reinterpret_cast<const sockaddr_in6 &>(address);
-        text.assign(reinterpret_cast<const char *>(&v6.sin6_addr), sizeof v6.sin6_addr);
-        text.append(reinterpret_cast<const char *>(&v6.sin6_port), sizeof v6.sin6_port);
-    }
-    return text;
-}
-
-/* Calls `visit` with each descriptor of this process. */
-template <typename Visit> void each_descriptor(Visit visit)
-{
-    std::unique_ptr<DIR, int (*)(DIR *)> folder(opendir("/proc/self/fd"), closedir);
-    while (const dirent *each = folder ? readdir(folder.get()) : nullptr) {
-        if (each->d_name[0] != '.') {
-            visit(atoi(each->d_name));
-        }
-    }
 }
 
 /* A socket for each other rank, and a few of Gloo's. With too few, connections would fail one by
@@ -83,7 +54,10 @@ void check_descriptor_limit(int size)
     constexpr rlim_t OTHERS = 16;
     rlim_t open = 0;
     rlimit limit = {};
-    each_descriptor([&](int) { open++; });
+    std::unique_ptr<DIR, int (*)(DIR *)> folder(opendir("/proc/self/fd"), closedir);
+    while (const dirent *each = folder ? readdir(folder.get()) : nullptr) {
+        open += each->d_name[0] != '.';
+    }
     const rlim_t needed = open + static_cast<rlim_t>(size - 1) + OTHERS;
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < needed) {
         throw Failure(TDDP_SYSTEM, "connections to " + std::to_string(size - 1) +
@@ -124,233 +98,229 @@ std::string failure_reason_of(tddp_meeting *meeting, int peer)
     return reason ? std::string(": ") + reason : std::string();
 }
 
+/* Whether a peer that should connect has ended. */
+class DeathWatch
+{
+  public:
+    DeathWatch(int peer, const Endpoint &endpoint)
+        : peer_(peer), beacon_(endpoint.beacon()), alive_at_(Clock::now())
+    {
+    }
+
+    int peer() const
+    {
+        return peer_;
+    }
+    bool has_ended()
+    {
+        const auto now = Clock::now();
+        if (now - alive_at_ < PROBE_AFTER) {
+            return false;
+        }
+        if (!probe_) {
+            probe_ = std::make_unique<Probe>(beacon_);
+        }
+        if (!probe_->closed()) {
+            alive_at_ = now - PROBE_AFTER;
+        }
+        return now - alive_at_ >= PROBE_AFTER + CONNECT_GRACE;
+    }
+
+  private:
+    int peer_;
+    sockaddr_storage beacon_;
+    Clock::time_point alive_at_;
+    std::unique_ptr<Probe> probe_;
+};
+
 } // namespace
 
-void Mesh::connect(const tddp_backend_opts &opts, const tddp_wait *wait)
+void Transport::connect(const tddp_backend_opts &opts, const tddp_wait *wait,
+                        const std::function<void()> &is_connected)
 {
     if (size == 1) {
+        is_connected();
         return;
     }
-    bool timed = wait && wait->timeout_ms >= 0;
-    Clock::time_point deadline = deadline_after(timed ? wait->timeout_ms : opts.timeout_ms);
+    tddp_cancel *cancel = wait ? wait->cancel : nullptr;
+    const bool timed = wait && wait->timeout_ms >= 0;
+    const auto deadline = deadline_after(timed ? wait->timeout_ms : opts.timeout_ms);
     const tddp_meeting_opts meeting_opts = meeting_of(opts);
     Meeting meeting{nullptr, tddp_meeting_close};
     try {
         meeting = open_meeting(meeting_opts);
-        open(opts, meeting.get(), deadline, wait ? wait->cancel : nullptr);
+        open(opts, meeting.get(), deadline, cancel);
+        await_connections(meeting.get(), deadline, cancel);
+        expect_notices();
+        is_connected();
+        exchange_connected(meeting.get(), deadline, cancel);
     } catch (const std::exception &cause) {
         /* The others wait for this rank's addresses, or its connection. */
         tddp_meeting_fail(&meeting_opts, strip_location(cause).c_str());
         throw;
     }
+    beacon_.close();
+    connecting_ = false;
 }
 
-void Mesh::open(const tddp_backend_opts &opts, tddp_meeting *meeting, Clock::time_point deadline,
-                tddp_cancel *cancel)
+void Transport::open(const tddp_backend_opts &opts, tddp_meeting *meeting,
+                     Clock::time_point deadline, tddp_cancel *cancel)
 {
-    const int seconds = peer_timeout();
+    peer_timeout_ = peer_timeout();
     check_descriptor_limit(size);
     device_ = make_device(opts);
-    context_ = device_->createContext(rank, size);
+    context_ = std::make_shared<Context>(device_, rank, size, *this);
     context_->setTimeout(milliseconds(until(deadline, nullptr).timeout_ms + 1));
-    for (int peer = 0; peer < size; peer++) {
-        if (peer != rank) {
-            context_->createPair(peer);
-        }
-    }
+    each_peer([&](int peer) { context_->createPair(peer); });
     Endpoint endpoint = Endpoint::of(*context_);
     endpoint.beacon_port = beacon_.open(endpoint.device, size);
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        connecting_ = true;
-        cancel_ = cancel;
-        connect_deadline_ = deadline;
-        active_++;
-    }
-    start_watcher();
     const std::string record = endpoint.serialise();
     const tddp_wait left = until(deadline, cancel);
-    Failure::check(tddp_meeting_give(meeting, slice(record), &left));
-    connect_pairs(meeting, deadline, cancel);
-    make_links();
-    set_up_sockets(seconds);
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        links_ready_ = true;
+    Failure::check(tddp_meeting_give(meeting, tddp_slice{record.data(), record.size()}, &left));
+}
+
+/* The first peer that is not connected; the number of ranks: all are. */
+int Transport::first_unconnected()
+{
+    int peer = 0;
+    while (peer < size &&
+           (peer == rank || peers_[static_cast<size_t>(peer)].state == Peer::ACTIVE)) {
+        peer++;
     }
-    exchange_connected(meeting, deadline, cancel);
-    beacon_.close();
-    std::lock_guard<std::mutex> lock(mutex_);
-    connecting_ = false;
-    cancel_ = nullptr;
-    probe_.reset();
-    active_--;
+    return peer;
 }
 
-/* Sets the peer that the watcher checks while this thread connects to it; -1: none. */
-void Mesh::set_connecting_to(int peer, const sockaddr_storage &beacon)
+void Transport::fail_connecting(tddp_meeting *meeting, int peer, tddp_status status,
+                                const std::string &error)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
-    connecting_to_ = peer;
-    peer_checked_at_ = Clock::now();
-    peer_beacon_ = beacon;
-    probe_.reset();
+    const std::string who = rank_text(peer);
+    if (status == TDDP_CANCELED) {
+        throw Failure(status, "interrupted while connecting to " + who);
+    }
+    if (status == TDDP_TIMEOUT) {
+        throw Failure(status, "no connection to " + who +
+                                  " in the time given: is it alive, and can its address be reached "
+                                  "from here? " +
+                                  error);
+    }
+    const std::string reason = failure_reason_of(meeting, peer);
+    if (error.empty()) {
+        throw Failure(status, "lost " + who + ", which ended while connections were made" + reason);
+    }
+    throw Failure(status, "cannot connect to " + who + " (" + error + ")" +
+                              (reason.empty() ? ": has it ended, or does a firewall stand between?"
+                                              : reason));
 }
 
-bool Mesh::connecting_peer_died()
-{
-    std::lock_guard<std::mutex> lock(mutex_);
-    return connecting_peer_died_;
-}
-
-void Mesh::connect_pairs(tddp_meeting *meeting, Clock::time_point deadline, tddp_cancel *cancel)
+/* All connect at once. */
+void Transport::await_connections(tddp_meeting *meeting, Clock::time_point deadline,
+                                  tddp_cancel *cancel)
 {
     const tddp_wait left = until(deadline, cancel);
     Failure::check(tddp_meeting_await(meeting, &left));
-    for (int peer = 0; peer < size; peer++) {
-        if (peer != rank) {
-            connect_pair(meeting, peer, deadline, cancel);
+    each_peer([&](int peer) {
+        try {
+            const Endpoint endpoint = Endpoint::parse(tddp_meeting_records(meeting)[peer]);
+            context_->connection(peer)->connect(endpoint.address_for(peer, rank));
+        } catch (const Failure &) {
+            throw;
+        } catch (const std::exception &cause) {
+            fail_connecting(meeting, peer, TDDP_PEER_LOST, strip_location(cause));
         }
+    });
+    std::optional<DeathWatch> watch;
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (int peer; (peer = first_unconnected()) < size;) {
+        if (peers_[static_cast<size_t>(peer)].state == Peer::LOST) {
+            const std::string why = peers_[static_cast<size_t>(peer)].why();
+            lock.unlock();
+            fail_connecting(meeting, peer, TDDP_PEER_LOST, why);
+        }
+        if (!watch || watch->peer() != peer) {
+            watch.emplace(peer, Endpoint::parse(tddp_meeting_records(meeting)[peer]));
+        }
+        const bool canceled = cancel && tddp_cancel_triggered(cancel);
+        if (canceled || Clock::now() >= deadline || watch->has_ended()) {
+            lock.unlock();
+            fail_connecting(meeting, peer,
+                            canceled                   ? TDDP_CANCELED
+                            : Clock::now() >= deadline ? TDDP_TIMEOUT
+                                                       : TDDP_PEER_LOST,
+                            "");
+        }
+        changed_.wait_for(lock, TOKEN_CHECK);
     }
 }
 
-void Mesh::connect_pair(tddp_meeting *meeting, int peer, Clock::time_point deadline,
-                        tddp_cancel *cancel)
+/* A peer's notice is read once its connection has ended. */
+void Transport::expect_notices()
 {
-    const Endpoint endpoint = Endpoint::parse(tddp_meeting_records(meeting)[peer]);
-    std::string error;
-    set_connecting_to(peer, endpoint.beacon());
-    try {
-        context_->getPair(peer)->connect(endpoint.address_for(peer, rank));
-    } catch (const std::exception &cause) {
-        error = strip_location(cause);
-    }
-    set_connecting_to(-1, {});
-    if (cancel && tddp_cancel_triggered(cancel)) {
-        throw Failure(TDDP_CANCELED, "interrupted while connecting to " + rank_text(peer));
-    }
-    if (Clock::now() >= deadline) {
-        throw Failure(TDDP_TIMEOUT, "no connection to " + rank_text(peer) +
-                                        " in the time given: is it alive, and can its address be "
-                                        "reached from here? " +
-                                        error);
-    }
-    if (connecting_peer_died()) {
-        throw Failure(TDDP_PEER_LOST, "lost " + rank_text(peer) +
-                                          ", which ended while connections were made" +
-                                          failure_reason_of(meeting, peer));
-    }
-    if (!error.empty()) {
-        std::string reason = failure_reason_of(meeting, peer);
-        throw Failure(
-            TDDP_PEER_LOST,
-            "cannot connect to " + rank_text(peer) + " (" + error + ")" +
-                (reason.empty() ? ": has it ended, or does a firewall stand between?" : reason));
-    }
-}
-
-void Mesh::make_links()
-{
-    static const tddp_op before_all = [] {
-        tddp_op op = {};
-        op.kind = TDDP_OP_BARRIER;
-        return op;
-    }();
-    current_.op = &before_all;
-    links_.resize(static_cast<size_t>(size));
-    constexpr size_t bytes = HEADER_BYTES + EAGER_BYTES;
-    for (int peer = 0; peer < size; peer++) {
-        if (peer == rank) {
-            continue;
-        }
-        Link &one = link(peer);
-        one.memory.reset(new char[3 * bytes]);
-        one.inbox_data[0] = one.memory.get();
-        one.inbox_data[1] = one.memory.get() + bytes;
-        one.outbox_data = one.memory.get() + 2 * bytes;
-        one.inbox[0] = buffer(one.inbox_data[0], bytes);
-        one.inbox[1] = buffer(one.inbox_data[1], bytes);
-        one.outbox = buffer(one.outbox_data, bytes);
-        one.close_notice_data.reset(new CloseNotice());
-        one.close_notice = buffer(one.close_notice_data.get(), sizeof(CloseNotice));
-        one.sentinel = buffer(&one.sentinel, 0);
-        recv(*one.sentinel, peer, SENTINEL_SLOT, 0, 0);
-        recv(*one.close_notice, peer, CLOSE_NOTICE_SLOT, 0, sizeof(CloseNotice));
-        post_inbox(peer, 0);
-    }
-    close_notice_ = buffer(&close_notice_data_, sizeof close_notice_data_);
+    each_peer([&](int peer) {
+        CloseNotice &notice = peers_[static_cast<size_t>(peer)].notice;
+        own_transfers_.emplace_back(recv(peer, CLOSE_NOTICE_TAG, &notice, sizeof notice));
+    });
+    notices_expected_ = true;
 }
 
 /* Waits until every rank is connected to all others. Otherwise a rank that ends at once would
  * look unreachable, and its close notice would arrive before a peer has posted the receive. */
-void Mesh::exchange_connected(tddp_meeting *meeting, Clock::time_point deadline,
-                              tddp_cancel *cancel)
+void Transport::exchange_connected(tddp_meeting *meeting, Clock::time_point deadline,
+                                   tddp_cancel *cancel)
 {
-    char word[2] = {};
-    std::unique_ptr<Buffer> ours = buffer(&word[0], 1);
-    std::unique_ptr<Buffer> theirs = buffer(&word[1], 1);
     std::set<int> missing;
-    Task task = current_;
-    task.deadline = deadline;
+    each_peer([&](int peer) { missing.insert(peer); });
     try {
-        for (int peer = 0; peer < size; peer++) {
-            if (peer != rank) {
-                missing.insert(peer);
-                recv(task, *theirs, peer, CONNECTED_SLOT, 0, 1);
-                send(task, *ours, peer, CONNECTED_SLOT, 0, 1);
-            }
-        }
-        for (int i = 1; i < size; i++) {
-            missing.erase(wait_recv(task, *theirs, TDDP_ANY_SOURCE));
-            wait_send(task, *ours, TDDP_ANY_SOURCE);
-        }
+        exchange_bytes(missing, deadline, cancel);
     } catch (const Failure &cause) {
-        tddp_status status = cause.status();
         std::string text = cause.what();
-        if (cancel && tddp_cancel_triggered(cancel)) {
-            status = TDDP_CANCELED;
+        if (cause.status() == TDDP_CANCELED) {
             text = "interrupted while all ranks connect";
-        } else if (Clock::now() >= deadline) {
-            status = TDDP_TIMEOUT;
+        } else if (cause.status() == TDDP_TIMEOUT) {
             text = "these have not connected to all others in the time given:";
             for (int peer : missing) {
                 text += (peer == *missing.begin() ? " " : ", ") + rank_text(peer);
             }
         } else {
             for (int peer : missing) {
-                text += is_inactive(peer) ? failure_reason_of(meeting, peer) : "";
+                text += has_ended(peer) ? failure_reason_of(meeting, peer) : "";
             }
         }
-        send_close_notice(status, text);
-        throw Failure(status, text);
+        report(cause.status(), text);
+        throw Failure(cause.status(), text);
     }
 }
 
-/* Gloo's sockets stay open in programs that this process executes. Such a program would keep the
- * connections open after this process's death, and the others would not notice it. Gloo does not
- * tell its descriptors; the addresses of its pairs identify them. */
-void Mesh::set_up_sockets(int seconds)
+void Transport::exchange_bytes(std::set<int> &missing, Clock::time_point deadline,
+                               tddp_cancel *cancel)
 {
-    std::set<std::string> ours;
-    for (int peer = 0; peer < size; peer++) {
-        if (peer != rank) {
-            auto *address = dynamic_cast<const gloo::transport::tcp::Address *>(
-                &context_->getPair(peer)->address());
-            if (address) {
-                ours.insert(socket_key(address->getSockaddr()));
-            }
-        }
-    }
-    each_descriptor([&](int fd) {
-        sockaddr_storage address = {};
-        socklen_t length = sizeof address;
-        if (getsockname(fd, reinterpret_cast<sockaddr *>(&address), &length) == 0 &&
-            ours.count(socket_key(address)) > 0) {
-            (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
-            set_keepalive(fd, seconds);
-            sockets_.push_back(fd);
-        }
+    static const char ours = 1;
+    const std::unique_ptr<char[]> theirs(new char[static_cast<size_t>(size)]);
+    std::vector<std::unique_ptr<Transfer>> transfers;
+    each_peer([&](int peer) {
+        transfers.emplace_back(recv(peer, CONNECTED_TAG, &theirs[static_cast<size_t>(peer)], 1));
+        transfers.emplace_back(send(peer, CONNECTED_TAG, &ours, 1));
     });
+    while (!transfers.empty()) {
+        const unsigned before = changes_;
+        auto done = [&](const std::unique_ptr<Transfer> &each) {
+            int source;
+            const bool complete = test(*each, &source);
+            if (complete && each->receives) {
+                missing.erase(each->peer);
+            }
+            return complete;
+        };
+        transfers.erase(std::remove_if(transfers.begin(), transfers.end(), done), transfers.end());
+        if (cancel && tddp_cancel_triggered(cancel)) {
+            throw Failure(TDDP_CANCELED, "");
+        }
+        if (Clock::now() >= deadline) {
+            throw Failure(TDDP_TIMEOUT, "");
+        }
+        std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait_for(lock, transfers.empty() ? milliseconds(0) : TOKEN_CHECK,
+                          [&] { return changes_ != before; });
+    }
 }
 
 } // namespace tddp_gloo

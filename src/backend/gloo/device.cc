@@ -19,8 +19,6 @@
 #include <string>
 #include <vector>
 
-#include <gloo/transport/tcp/device.h>
-
 #include <tddp/log.h>
 
 #include "failure.h"
@@ -155,14 +153,15 @@ class StartsGlooThread
 
 } // namespace
 
-std::shared_ptr<gloo::transport::Device> make_device(const tddp_backend_opts &opts)
+std::shared_ptr<gloo::transport::tcp::Device> make_device(const tddp_backend_opts &opts)
 {
     gloo::transport::tcp::attr attr;
     attr.hostname = choose_address(opts);
     tddp_log(TDDP_LOG_INFO, "gloo", "rank %d of \"%s\" uses address %s", opts.rank, opts.group,
              attr.hostname.c_str());
     StartsGlooThread starts;
-    return gloo::transport::tcp::CreateDevice(attr);
+    return std::dynamic_pointer_cast<gloo::transport::tcp::Device>(
+        gloo::transport::tcp::CreateDevice(attr));
 }
 
 } // namespace tddp_gloo

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include <gloo/transport/device.h>
+#include <gloo/transport/tcp/device.h>
 
 #include <tddp/backend.h>
 
@@ -17,7 +17,7 @@ namespace tddp_gloo
  * and not loopback. The address is always numeric, so that the host's name is never resolved.
  * Starts Gloo's thread with all signals blocked.
  */
-std::shared_ptr<gloo::transport::Device> make_device(const tddp_backend_opts &opts);
+std::shared_ptr<gloo::transport::tcp::Device> make_device(const tddp_backend_opts &opts);
 
 } // namespace tddp_gloo
 

@@ -1,14 +1,12 @@
 /*
- * Beacons, probes and TCP keepalive. The thread that creates the group uses beacons, the watcher
- * probes. Nothing here knows ranks.
+ * Beacons, probes and TCP keepalive, for the thread that creates the group; keepalive for Gloo's
+ * too. Nothing here knows ranks.
  */
 #include "liveness.h"
 
-#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,7 +14,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
-#include <thread>
 
 #include <tddp/log.h>
 
@@ -79,19 +76,6 @@ void set_keepalive(int fd, int seconds)
     set(fd, IPPROTO_TCP, TCP_KEEPINTVL, interval);
     set(fd, IPPROTO_TCP, TCP_KEEPCNT, probes);
     set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, seconds * 1000);
-}
-
-void wait_until_sent(const std::vector<int> &fds, std::chrono::milliseconds limit)
-{
-    constexpr std::chrono::milliseconds POLL_INTERVAL{1};
-    const auto end = std::chrono::steady_clock::now() + limit;
-    for (int fd : fds) {
-        int left = 0;
-        while (ioctl(fd, SIOCOUTQ, &left) == 0 && left > 0 &&
-               std::chrono::steady_clock::now() < end) {
-            std::this_thread::sleep_for(POLL_INTERVAL);
-        }
-    }
 }
 
 Beacon::~Beacon()

@@ -22,11 +22,6 @@ int peer_timeout();
 /* Enables keepalive, so that a connection ends after so many seconds without an answer. */
 void set_keepalive(int fd, int seconds);
 
-/* Waits until the peers' systems have acknowledged everything written to these connections, or
- * until the limit. Closing a connection that has unread input resets it, and output that was not
- * acknowledged is lost. */
-void wait_until_sent(const std::vector<int> &fds, std::chrono::milliseconds limit);
-
 /* A socket that listens while its rank is making connections. Connections are never accepted:
  * the kernel completes them, and closes them when the socket is closed or the process ends. */
 class Beacon

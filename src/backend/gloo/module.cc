@@ -1,25 +1,24 @@
 /*
- * The backend table "gloo". No exception leaves its slots. Slots run on the group's threads; abort
- * on any.
+ * The backend table "gloo": the transport, and all operations over it (tddp/transport.h). No
+ * exception leaves a slot. Slots run on the group's threads; abort on any.
  */
 #include <exception>
 #include <new>
 
 #include <tddp/backend.h>
+#include <tddp/transport.h>
 
-#include "collectives.h"
 #include "failure.h"
-#include "mesh.h"
-#include "p2p.h"
 #include "signals.h"
+#include "transport.h"
 
 namespace
 {
 
 using tddp_gloo::Failure;
-using tddp_gloo::Mesh;
 using tddp_gloo::NoBrokenPipe;
-using tddp_gloo::Request;
+using tddp_gloo::Transfer;
+using tddp_gloo::Transport;
 
 template <typename Body> tddp_status guarded(Body body) noexcept
 {
@@ -37,112 +36,168 @@ template <typename Body> tddp_status guarded(Body body) noexcept
     }
 }
 
-/* For operations: reports a failure after which the group is unusable to the peers. */
-template <typename Body> tddp_status guarded_for(Mesh &mesh, Body body) noexcept
+/* --- the transport's table ------------------------------------------------------------------- */
+
+Transport &transport_of(void *context)
 {
-    tddp_status status = guarded(body);
-    if (status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED &&
-        status != TDDP_CANCELED) {
-        mesh.send_close_notice(status, tddp_error_message());
-    }
-    return status;
+    return *static_cast<Transport *>(context);
 }
 
-/* Activates the watcher while an operation runs. */
-class OpScope
+tddp_status send(void *context, int peer, uint64_t tag, const void *data, size_t bytes,
+                 void **transfer)
 {
-  public:
-    OpScope(Mesh &mesh, const tddp_op &op) : mesh_(mesh)
-    {
-        mesh_.begin(op);
-    }
-    ~OpScope()
-    {
-        mesh_.end();
-    }
-    OpScope(const OpScope &) = delete;
-    OpScope &operator=(const OpScope &) = delete;
+    return guarded([&] { *transfer = transport_of(context).send(peer, tag, data, bytes); });
+}
 
-  private:
-    Mesh &mesh_;
+tddp_status recv(void *context, int peer, uint64_t tag, void *data, size_t bytes, void **transfer)
+{
+    return guarded([&] { *transfer = transport_of(context).recv(peer, tag, data, bytes); });
+}
+
+tddp_status test(void *context, void *transfer, int *complete, int *source)
+{
+    *complete = 1; /* with an error, too */
+    return guarded([&] {
+        int from;
+        *complete = transport_of(context).test(*static_cast<Transfer *>(transfer), &from);
+        if (source) {
+            *source = from;
+        }
+    });
+}
+
+void release(void *context, void *transfer)
+{
+    transport_of(context).release(static_cast<Transfer *>(transfer));
+}
+
+struct tddp_eventcount *transport_events(void *context)
+{
+    return transport_of(context).events();
+}
+
+tddp_status check_peer(void *context, int peer, uint64_t sequence)
+{
+    return guarded([&] { transport_of(context).check_peer(peer, sequence); });
+}
+
+void report(void *context, tddp_status status, const char *text)
+{
+    transport_of(context).report(status, text);
+}
+
+const tddp_transport_ops transport_ops = {
+    sizeof(tddp_transport_ops),
+    send,
+    recv,
+    test,
+    release,
+    transport_events,
+    check_peer,
+    report,
+    nullptr, // Gloo has a thread
+    nullptr,
 };
 
-template <void (*Collective)(Mesh &, const tddp_op &)>
-tddp_status run(void *context, const tddp_op *op)
+/* --- the backend's table --------------------------------------------------------------------- */
+
+/* A rank of a group. */
+struct Member {
+    explicit Member(const tddp_backend_opts &opts) : transport(opts) {}
+    ~Member()
+    {
+        transport.close();
+        tddp_coll_destroy(coll);
+    }
+    Member(const Member &) = delete;
+    Member &operator=(const Member &) = delete;
+
+    Transport transport;
+    tddp_coll *coll = nullptr;
+};
+
+Member &member_of(void *context)
 {
-    NoBrokenPipe guard;
-    Mesh &mesh = *static_cast<Mesh *>(context);
-    return guarded_for(mesh, [&] {
-        OpScope scope(mesh, *op);
-        Collective(mesh, *op);
-    });
+    return *static_cast<Member *>(context);
 }
 
 tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **context)
 {
     NoBrokenPipe guard;
     return guarded([&] {
-        auto mesh = std::make_unique<Mesh>(*opts);
-        mesh->connect(*opts, wait);
-        *context = mesh.release();
+        auto member = std::make_unique<Member>(*opts);
+        tddp_coll_opts coll_opts = {};
+        coll_opts.size = sizeof coll_opts;
+        coll_opts.transport = &transport_ops;
+        coll_opts.context = &member->transport;
+        coll_opts.rank = opts->rank;
+        coll_opts.world_size = opts->world_size;
+        coll_opts.names = member->transport.names();
+        member->transport.connect(
+            *opts, wait, [&] { Failure::check(tddp_coll_create(&coll_opts, &member->coll)); });
+        *context = member.release();
     });
 }
 
-void abort_mesh(void *context)
+void abort_member(void *context)
 {
     NoBrokenPipe guard;
-    (void)guarded([&] { static_cast<Mesh *>(context)->abort(); });
+    (void)guarded([&] { member_of(context).transport.abort(); });
 }
 
 void destroy(void *context)
 {
     NoBrokenPipe guard;
-    (void)guarded([&] { delete static_cast<Mesh *>(context); });
+    delete &member_of(context);
 }
 
-void report_failure(void *context, tddp_status status, const char *text)
+tddp_status run(void *context, const tddp_op *op)
 {
     NoBrokenPipe guard;
-    (void)guarded([&] { static_cast<Mesh *>(context)->send_close_notice(status, text); });
-}
-
-int resumes(void *context, const tddp_op *op)
-{
-    return op->bundled == 0 && tddp_gloo::resumes(*static_cast<Mesh *>(context), *op);
-}
-
-tddp_status check_peer(void *context, int rank)
-{
-    Mesh &mesh = *static_cast<Mesh *>(context);
-    return guarded([&] { mesh.check_peers(rank); });
+    Member &member = member_of(context);
+    member.transport.set_sequence(op->sequence);
+    return tddp_coll_run(member.coll, op);
 }
 
 tddp_status post(void *context, const tddp_op *op, void **request)
 {
     NoBrokenPipe guard;
-    Mesh &mesh = *static_cast<Mesh *>(context);
-    return guarded_for(mesh, [&] { *request = tddp_gloo::post(mesh, *op); });
+    return tddp_coll_post(member_of(context).coll, op, request);
 }
 
 tddp_status finish(void *context, void *request, int *source)
 {
     NoBrokenPipe guard;
-    Mesh &mesh = *static_cast<Mesh *>(context);
-    return guarded_for(mesh,
-                       [&] { *source = tddp_gloo::finish(mesh, static_cast<Request *>(request)); });
+    return tddp_coll_finish(member_of(context).coll, request, source);
 }
 
 tddp_status probe(void *context, void *request, int *source)
 {
     NoBrokenPipe guard;
-    Mesh &mesh = *static_cast<Mesh *>(context);
-    return guarded_for(mesh,
-                       [&] { *source = tddp_gloo::probe(mesh, *static_cast<Request *>(request)); });
+    return tddp_coll_probe(member_of(context).coll, request, source);
 }
 
-void drop(void *request)
+void report_failure(void *context, tddp_status status, const char *text)
 {
-    (void)guarded([&] { tddp_gloo::drop(static_cast<Request *>(request)); });
+    NoBrokenPipe guard;
+    member_of(context).transport.report(status, text);
+}
+
+tddp_status check_rank(void *context, int rank)
+{
+    Transport &transport = member_of(context).transport;
+    return guarded([&] {
+        for (int peer = 0; peer < transport.size; peer++) {
+            if (peer != transport.rank && (rank < 0 || peer == rank)) {
+                transport.check_peer(peer, 0);
+            }
+        }
+    });
+}
+
+struct tddp_eventcount *events(void *context)
+{
+    return member_of(context).transport.events();
 }
 
 const tddp_backend_v1 backend = {
@@ -151,7 +206,7 @@ const tddp_backend_v1 backend = {
     "gloo",
     1u << TDDP_CPU,
     create,
-    abort_mesh,
+    abort_member,
     destroy,
     post,
     finish,
@@ -166,20 +221,17 @@ const tddp_backend_v1 backend = {
     0,       // nothing is copied first
     nullptr,
     nullptr,
-    nullptr, // requests are waited for, each by a thread
-    resumes,
+    events,
+    nullptr, // everything is resumed
     nullptr,
-    check_peer,
+    check_rank,
     probe,
-    drop,
+    tddp_coll_drop,
     nullptr, // its operations have no order with those of other groups
     nullptr,
     nullptr,
     TDDP_OP_COUNT,
-    {run<tddp_gloo::all_reduce>, run<tddp_gloo::broadcast>, run<tddp_gloo::barrier>,
-     run<tddp_gloo::move_parts>, run<tddp_gloo::reduce_scatter>, run<tddp_gloo::reduce>,
-     run<tddp_gloo::move_parts>, run<tddp_gloo::move_parts>, run<tddp_gloo::move_parts>, nullptr,
-     nullptr},
+    {run, run, run, run, run, run, run, run, run, nullptr, nullptr},
 };
 
 } // namespace

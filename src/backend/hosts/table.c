@@ -66,21 +66,15 @@ SLOT(scatter)
 SLOT(all_to_all)
 #undef SLOT
 
-/* Little data that go between hosts by operations that do so too. Gathers, scatters and
- * all_to_all may first have to connect. */
+/* Where all operations between hosts do. Gathers, scatters and all_to_all may first have to connect.
+ */
 static int resumes(void *context, const tddp_op *op)
 {
     const tddp_hosts *self = context;
-    const tddp_inner *leaders = &self->leader_comm.inner;
     const bool connects =
         op->kind == TDDP_OP_GATHER || op->kind == TDDP_OP_SCATTER || op->kind == TDDP_OP_ALL_TO_ALL;
-    if (connects || op->bundled > 0 || !self->between->resumes) {
-        return 0;
-    }
-    /* What takes the most of it. */
-    const tddp_buffer *most = op->input.count > op->output.count ? &op->input : &op->output;
-    const tddp_op all = {.kind = TDDP_OP_ALL_REDUCE, .input = *most, .output = *most};
-    return !leaders->backend || self->between->resumes(leaders->context, &all);
+    return !connects && op->bundled == 0 && (self->between->traits & TDDP_BACKEND_RESUMES) &&
+           !self->between->resumes;
 }
 
 /* --- the table ------------------------------------------------------------------------------- */

@@ -102,6 +102,20 @@ void tddp_shm_fabric_fill(tddp_shm_fabric *fabric, const tddp_shm *shm, const ch
     free(members);
 }
 
+tddp_eventcount *tddp_shm_fabric_events(tddp_shm_fabric *fabric)
+{
+    tddp_eventcount *events = NULL;
+    if (fabric) {
+        pthread_mutex_lock(&fabric->mutex);
+        if (fabric->size > 0) {
+            const tddp_shm_segment *own = fabric->members[fabric->rank].segment;
+            events = &((tddp_shm_control *)(void *)own->base)->events;
+        }
+        pthread_mutex_unlock(&fabric->mutex);
+    }
+    return events;
+}
+
 /* --- views ----------------------------------------------------------------------------------- */
 
 static tddp_shm_segment *own_segment(const tddp_shm_fabric *fabric)

@@ -78,6 +78,10 @@ TDDP_NODISCARD tddp_status tddp_shm_fabric_create(tddp_shm_fabric **out);
 tddp_shm_fabric *tddp_shm_fabric_retain(tddp_shm_fabric *fabric);
 void tddp_shm_fabric_release(tddp_shm_fabric *fabric);
 
+/* This rank's events in all groups that share these segments; valid as long as the fabric. NULL:
+ * no group has left any here. */
+tddp_eventcount *tddp_shm_fabric_events(tddp_shm_fabric *fabric);
+
 /*
  * Connects this rank to the ranks of its host. `opts` are the whole group's. All ranks of the
  * group take part in the decision, also a rank that is alone on its host, and a rank that must

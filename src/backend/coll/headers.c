@@ -1,0 +1,177 @@
+/*
+ * Headers, by which ranks compare their calls. On the thread that runs the operation.
+ *
+ * In every collective each pair of ranks exchanges a header, even if no data go between them; by
+ * recursive doubling (all_reduce.c) only those that are partners. It contains the rank's call, and
+ * a payload of at most EAGER_BYTES.
+ *
+ * Invariant: in each operation a rank sends all of its headers before it waits for any, and does
+ * not complete before it has received all. So a peer is at most one header ahead, and two inboxes
+ * suffice; and a rank that detects a mismatch has sent its call to all others, so that they detect
+ * it too. (By recursive doubling only to the partners, and one after the other; but there too no
+ * rank completes before all have entered.)
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/coll/coll.h"
+
+/* Below those of the transport and above those of messages (messages.c). */
+#define HEADER_TAG (TDDP_TRANSPORT_TAGS - 1)
+
+_Static_assert(sizeof(tddp_call) <= HEADER_BYTES, "a header has its place");
+
+/* --- links ----------------------------------------------------------------------------------- */
+
+static tddp_status make_link(tddp_coll *coll, int peer)
+{
+    const size_t bytes = HEADER_BYTES + EAGER_BYTES;
+    tddp_coll_link *link = &coll->links[peer];
+    link->memory = tddp_alloc(3 * bytes);
+    if (!link->memory) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    link->inbox[0] = link->memory;
+    link->inbox[1] = link->memory + bytes;
+    link->outbox = link->memory + 2 * bytes;
+    return coll->transport->recv(coll->context, peer, HEADER_TAG, link->inbox[0], bytes,
+                                 &link->arrivals[0]);
+}
+
+tddp_status tddp_coll_make_links(tddp_coll *coll)
+{
+    coll->links = tddp_alloc_array((size_t)coll->size, sizeof *coll->links);
+    tddp_status status = coll->links ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    for (int peer = 0; peer < coll->size && status == TDDP_OK; peer++) {
+        status = peer == coll->rank ? TDDP_OK : make_link(coll, peer);
+    }
+    return status;
+}
+
+void tddp_coll_free_links(tddp_coll *coll)
+{
+    for (int peer = 0; coll->links && peer < coll->size; peer++) {
+        tddp_coll_link *link = &coll->links[peer];
+        tddp_coll_release(coll, &link->departure);
+        tddp_coll_release(coll, &link->arrivals[0]);
+        tddp_coll_release(coll, &link->arrivals[1]);
+        free(link->memory);
+    }
+    free(coll->links);
+}
+
+/* --- steps ----------------------------------------------------------------------------------- */
+
+tddp_status tddp_coll_post_inbox(tddp_coll *coll, int peer)
+{
+    tddp_coll_link *link = &coll->links[peer];
+    const unsigned later = link->next ^ 1u;
+    return coll->transport->recv(coll->context, peer, HEADER_TAG, link->inbox[later],
+                                 HEADER_BYTES + EAGER_BYTES, &link->arrivals[later]);
+}
+
+tddp_status tddp_coll_post_header(tddp_coll *coll, const tddp_op *op, const tddp_coll_step *step)
+{
+    tddp_coll_link *link = &coll->links[step->peer];
+    const tddp_call call = tddp_call_of(op, coll->rank, step->peer);
+    memcpy(link->outbox, &call, sizeof call);
+    if (step->bytes > 0) {
+        memcpy(link->outbox + HEADER_BYTES, step->from, step->bytes);
+    }
+    return coll->transport->send(coll->context, step->peer, HEADER_TAG, link->outbox,
+                                 HEADER_BYTES + step->bytes, &link->departure);
+}
+
+static tddp_status compare(tddp_coll *coll, const tddp_op *op, int peer, tddp_calls *now)
+{
+    const tddp_coll_link *link = &coll->links[peer];
+    now->mine = tddp_call_of(op, coll->rank, peer);
+    memcpy(&now->theirs, link->inbox[link->next], sizeof now->theirs);
+    return tddp_calls_agree(&now->mine, &now->theirs)
+               ? TDDP_OK
+               : tddp_calls_mismatch(tddp_coll_rank_name(coll, coll->rank),
+                                     tddp_coll_rank_name(coll, peer), now, &link->before);
+}
+
+tddp_status tddp_coll_await_header(tddp_coll *coll, const tddp_op *op, int peer)
+{
+    tddp_coll_link *link = &coll->links[peer];
+    tddp_calls now;
+    tddp_status status =
+        tddp_coll_await(coll, &coll->program.wait, link->arrivals[link->next], peer, NULL);
+    if (status == TDDP_OK) {
+        status = compare(coll, op, peer, &now);
+    }
+    if (status == TDDP_OK) {
+        tddp_coll_release(coll, &link->arrivals[link->next]);
+        link->next ^= 1u;
+        link->before = now;
+        link->agreed = op->sequence;
+    }
+    return status;
+}
+
+/* --- failures -------------------------------------------------------------------------------- */
+
+/* Whether a peer has sent its header for this collective. */
+static bool has_entered(const tddp_coll *coll, const tddp_op *op, int peer)
+{
+    const tddp_coll_link *link = &coll->links[peer];
+    return link->agreed == op->sequence || tddp_coll_is_complete(coll, link->arrivals[link->next]);
+}
+
+static void add_ranks(const tddp_coll *coll, const tddp_op *op, bool entered, char *text,
+                      size_t bytes)
+{
+    const char *before = entered ? "; entered: rank " : "; not entered: rank ";
+    EACH_PEER(coll, peer)
+    {
+        const tddp_call *last = &coll->links[peer].before.theirs;
+        if (has_entered(coll, op, peer) != entered) {
+            continue;
+        }
+        tddp_add_text(text, bytes, "%s%d", before, tddp_coll_rank_name(coll, peer));
+        before = ", rank ";
+        if (!entered && last->sequence > 0) {
+            tddp_add_text(text, bytes, " (last in %s, operation %" PRIu64 ")",
+                          tddp_op_name((tddp_op_kind)last->kind), last->sequence);
+        }
+    }
+}
+
+/* "; entered: rank 1, rank 3; not entered: rank 2 (last in barrier, operation 4)" */
+static tddp_status describe_timeout(const tddp_coll *coll, const tddp_op *op, const char *reason)
+{
+    char text[4096] = "";
+    size_t partners = 0;
+    for (size_t i = 0; i < coll->program.count; i++) {
+        partners += coll->program.steps[i].kind == STEP_HEADER;
+    }
+    tddp_add_text(text, sizeof text, "%s", reason);
+    if (partners < (size_t)coll->size - 1) {
+        return tddp_fail(TDDP_TIMEOUT,
+                         "%s: slow, stuck, in another operation, or waiting for a rank that is?",
+                         text);
+    }
+    add_ranks(coll, op, true, text, sizeof text);
+    add_ranks(coll, op, false, text, sizeof text);
+    return tddp_fail(TDDP_TIMEOUT, "%s: slow, stuck, or in another operation?", text);
+}
+
+tddp_status tddp_coll_describe(tddp_coll *coll, const tddp_op *op, tddp_status status)
+{
+    char text[4096];
+    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+    for (size_t i = 0; i < coll->program.count; i++) {
+        const tddp_coll_step *step = &coll->program.steps[i];
+        tddp_calls now;
+        if (step->kind == STEP_HEADER && coll->links[step->peer].agreed != op->sequence &&
+            has_entered(coll, op, step->peer) && compare(coll, op, step->peer, &now)) {
+            return TDDP_MISMATCH;
+        }
+    }
+    return status == TDDP_TIMEOUT ? describe_timeout(coll, op, text)
+                                  : tddp_fail(status, "%s", text);
+}
