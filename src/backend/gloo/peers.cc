@@ -1,9 +1,7 @@
 /*
- * What this rank knows of its peers, and the texts of operations that a lost one ends. Runs on the
- * threads of those operations.
+ * What this rank has seen of its peers, for operations that a lost one ends. Runs on the threads of
+ * those operations.
  */
-#include <algorithm>
-
 #include "failure.h"
 #include "transport.h"
 
@@ -15,13 +13,6 @@ namespace
 /* A peer may end as soon as it has done its part: what it sent to others may complete their
  * operations. */
 constexpr std::chrono::milliseconds GRACE{300};
-
-/* The order in which lost peers are considered the root cause: processes that ended without a
- * report, then peers that reported a failure, then peers that reported another lost rank. */
-int cause_priority(const Peer &peer)
-{
-    return peer.status == TDDP_OK ? 0 : peer.status == TDDP_PEER_LOST ? 2 : 1;
-}
 
 } // namespace
 
@@ -61,56 +52,50 @@ tddp_status Transport::state_of(int waited, uint64_t sequence, Clock::time_point
     return active > 0 || size == 1 ? TDDP_OK : canceled_ ? TDDP_GROUP_FAILED : TDDP_PEER_LOST;
 }
 
-/* "lost rank 2 (why); also lost: rank 1; rank 0 has left the group", with the root cause first. */
-std::string Transport::describe_ended(int waited, uint64_t sequence) const
+/* Reports what this rank has seen of the peers that have ended; false: none has that concerns the
+ * wait. */
+bool Transport::observe(int waited, uint64_t sequence, tddp_observation *cause,
+                        std::string *text) const
 {
-    std::vector<int> lost;
+    *cause = {};
     for (int peer = 0; peer < size; peer++) {
-        if (peers_[static_cast<size_t>(peer)].state == Peer::LOST) {
-            lost.push_back(peer);
+        const Peer &one = peers_[static_cast<size_t>(peer)];
+        const bool late = waited == TDDP_ANY_SOURCE || peer == waited || one.sequence < sequence;
+        if (peer == rank || one.state == Peer::ACTIVE || (one.state == Peer::LEFT && !late)) {
+            continue;
+        }
+        const std::string why = one.why();
+        tddp_observation seen = {};
+        seen.kind = one.state == Peer::LEFT ? TDDP_OBSERVED_LEFT
+                    : one.status == TDDP_OK ? TDDP_OBSERVED_CLOSED
+                                            : TDDP_OBSERVED_FAILED;
+        seen.rank = rank_name(peer);
+        seen.sequence = one.sequence;
+        seen.status = one.status;
+        seen.text = why.c_str();
+        seen.seen_ns = std::chrono::nanoseconds(one.since.time_since_epoch()).count();
+        tddp_observe(&observer_, &seen);
+        if (tddp_observation_precedes(&seen, cause)) {
+            *cause = seen;
+            *text = why;
+            cause->text = text->c_str();
         }
     }
-    auto peer_at = [&](int at) -> const Peer & { return peers_[static_cast<size_t>(at)]; };
-    std::stable_sort(lost.begin(), lost.end(), [&](int one, int other) {
-        const int first = cause_priority(peer_at(one));
-        const int second = cause_priority(peer_at(other));
-        return first != second ? first < second : peer_at(one).since < peer_at(other).since;
-    });
-    std::string text;
-    for (size_t i = 0; i < lost.size(); i++) {
-        const Peer &one = peer_at(lost[i]);
-        text += (i == 0 ? "lost " : i == 1 ? "; also lost: " : ", ") + rank_text(lost[i]);
-        if (i == 0) {
-            text +=
-                one.status == TDDP_OK ? " (" + one.why() + ")" : ", which gave up: " + one.why();
-        }
-    }
-    for (int peer = 0; peer < size; peer++) {
-        const Peer &one = peer_at(peer);
-        const bool concerns =
-            waited == TDDP_ANY_SOURCE || peer == waited || one.sequence < sequence;
-        if (one.state == Peer::LEFT && concerns) {
-            text += (text.empty() ? "" : "; ") + rank_text(peer) + " has left the group";
-        }
-    }
-    return text;
+    return cause->kind != TDDP_OBSERVED_NOTHING;
 }
 
 void Transport::check_peer(int peer, uint64_t sequence)
 {
     std::unique_lock<std::mutex> lock(mutex_);
     const tddp_status status = state_of(peer, sequence, Clock::now());
-    if (status == TDDP_PEER_LOST) {
-        throw Failure(status, describe_ended(peer, sequence));
-    }
     lock.unlock();
     if (status) {
-        fail_ended(peer, "");
+        fail_ended(peer, sequence, "");
     }
 }
 
-/* A transfer of this peer, or of any, has ended. */
-void Transport::fail_ended(int peer, const std::string &reason)
+/* What this rank waits for, from this peer or from any, will not come. */
+void Transport::fail_ended(int peer, uint64_t sequence, const std::string &reason)
 {
     std::unique_lock<std::mutex> lock(mutex_);
     if ((closing_ || canceled_) && !aborted_) {
@@ -121,9 +106,12 @@ void Transport::fail_ended(int peer, const std::string &reason)
                                              ? "aborted while waiting for any rank"
                                              : "aborted while waiting for " + rank_text(peer));
     }
-    const std::string text = describe_ended(peer, 0);
-    throw Failure(TDDP_PEER_LOST,
-                  text.empty() ? "lost " + rank_text(peer) + " (" + reason + ")" : text);
+    tddp_observation cause;
+    std::string text;
+    if (observe(peer, sequence, &cause, &text)) {
+        Failure::check(tddp_observation_fail(&cause));
+    }
+    throw Failure(TDDP_PEER_LOST, "lost " + rank_text(peer) + " (" + reason + ")");
 }
 
 } // namespace tddp_gloo

@@ -34,10 +34,16 @@ std::vector<int> names_in(const tddp_backend_opts &opts)
     return {opts.names, opts.names + opts.world_size};
 }
 
+tddp_observer observer_in(const tddp_backend_opts &opts)
+{
+    const bool known = opts.size >= offsetof(tddp_backend_opts, observer) + sizeof opts.observer;
+    return known ? opts.observer : tddp_observer{};
+}
+
 } // namespace
 
 Transport::Transport(const tddp_backend_opts &opts)
-    : rank(opts.rank), size(opts.world_size), names_(names_in(opts)),
+    : rank(opts.rank), size(opts.world_size), names_(names_in(opts)), observer_(observer_in(opts)),
       peers_(static_cast<size_t>(opts.world_size))
 {
     const bool has_events = opts.size >= offsetof(tddp_backend_opts, events) + sizeof opts.events;
@@ -62,7 +68,7 @@ Transport::~Transport()
 
 std::string Transport::rank_text(int peer) const
 {
-    return "rank " + std::to_string(names_.empty() ? peer : names_[static_cast<size_t>(peer)]);
+    return "rank " + std::to_string(rank_name(peer));
 }
 
 /* --- what Gloo tells ------------------------------------------------------------------------- */
@@ -123,7 +129,7 @@ Transfer *Transport::send(int peer, uint64_t tag, const void *data, size_t bytes
     try {
         transfer->send(peer, tag, 0, bytes);
     } catch (const std::exception &cause) {
-        fail_ended(peer, strip_location(cause));
+        fail_ended(peer, 0, strip_location(cause));
     }
     return transfer.release();
 }
@@ -147,7 +153,7 @@ Transfer *Transport::recv(int peer, uint64_t tag, void *data, size_t bytes)
             transfer->recv(peer, tag, 0, bytes);
         }
     } catch (const std::exception &cause) {
-        fail_ended(peer, strip_location(cause));
+        fail_ended(peer, 0, strip_location(cause));
     }
     return transfer.release();
 }
@@ -167,7 +173,7 @@ bool Transport::test(Transfer &transfer, int *source)
         return true;
     }
     if (ended) {
-        fail_ended(transfer.peer, "");
+        fail_ended(transfer.peer, 0, "");
     }
     return false;
 }

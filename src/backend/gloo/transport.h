@@ -104,6 +104,10 @@ class Transport final : public Observer
     {
         return names_.empty() ? nullptr : names_.data();
     }
+    int rank_name(int peer) const
+    {
+        return names_.empty() ? peer : names_[static_cast<size_t>(peer)];
+    }
     /* "rank 3" */
     std::string rank_text(int peer) const;
 
@@ -126,8 +130,8 @@ class Transport final : public Observer
 
     /* peers.cc; the first two with the lock held. */
     tddp_status state_of(int peer, uint64_t sequence, Clock::time_point now) const;
-    std::string describe_ended(int peer, uint64_t sequence) const;
-    [[noreturn]] void fail_ended(int peer, const std::string &reason);
+    bool observe(int peer, uint64_t sequence, tddp_observation *cause, std::string *text) const;
+    [[noreturn]] void fail_ended(int peer, uint64_t sequence, const std::string &reason);
 
     bool has_ended(int peer);
     template <typename Visit> void each_peer(Visit visit)
@@ -143,6 +147,7 @@ class Transport final : public Observer
     void close_connections();
 
     const std::vector<int> names_; /* empty: the ranks' own numbers */
+    const tddp_observer observer_;
     struct tddp_eventcount *events_ = nullptr;
     bool owns_events_ = false;
     int peer_timeout_ = 0; /* seconds */
