@@ -23,6 +23,9 @@ typedef struct part {
     void *context;
 } part;
 
+/* Between looks at a token, which signals no condition. */
+enum { TOKEN_CHECK_MS = 20 };
+
 struct tddp_on_demand {
     pid_t pid;
     int64_t timeout_ms;
@@ -118,17 +121,23 @@ void tddp_on_demand_request(tddp_on_demand *self)
     }
 }
 
-tddp_status tddp_on_demand_await(tddp_on_demand *self, int64_t deadline)
+tddp_status tddp_on_demand_await(tddp_on_demand *self, int64_t deadline, const tddp_cancel *cancel)
 {
     if (atomic_load_explicit(&self->ready, memory_order_acquire)) {
         return TDDP_OK;
     }
     tddp_on_demand_request(self);
     pthread_mutex_lock(&self->mutex);
-    while (self->state < READY && !self->stopped && tddp_now_ns() < deadline) {
-        (void)tddp_cond_wait_until(&self->changed, &self->mutex, deadline);
+    bool canceled = false;
+    while (self->state < READY && !self->stopped && !canceled && tddp_now_ns() < deadline) {
+        canceled = cancel && tddp_cancel_triggered(cancel);
+        const int64_t check = cancel ? tddp_deadline_after_ms(TOKEN_CHECK_MS) : deadline;
+        if (!canceled) {
+            (void)tddp_cond_wait_until(&self->changed, &self->mutex,
+                                       check < deadline ? check : deadline);
+        }
     }
-    tddp_status status = outcome(self);
+    tddp_status status = canceled ? TDDP_CANCELED : outcome(self);
     pthread_mutex_unlock(&self->mutex);
     return status;
 }

@@ -41,8 +41,10 @@ TDDP_NODISCARD tddp_status tddp_on_demand_add(tddp_on_demand *self, tddp_on_dema
 void tddp_on_demand_request(tddp_on_demand *self);
 
 /* Returns once all that was added has connected. Errors: those of connecting, also if it failed
- * before; TDDP_TIMEOUT at the deadline; TDDP_GROUP_FAILED after tddp_on_demand_stop(). */
-TDDP_NODISCARD tddp_status tddp_on_demand_await(tddp_on_demand *self, int64_t deadline);
+ * before; TDDP_CANCELED once the token is triggered, which may be NULL; TDDP_TIMEOUT at the
+ * deadline; TDDP_GROUP_FAILED after tddp_on_demand_stop(). */
+TDDP_NODISCARD tddp_status tddp_on_demand_await(tddp_on_demand *self, int64_t deadline,
+                                                const tddp_cancel *cancel);
 
 /* Ends what waits, and connecting as far as no other rank is about to connect to this one. */
 void tddp_on_demand_stop(tddp_on_demand *self);

@@ -134,6 +134,7 @@ static void publish(tddp_hosts *self, const tddp_hosts_comm *made)
     }
     tddp_hosts_post_kept(self);
     pthread_mutex_unlock(&self->lock);
+    tddp_eventcount_notify(tddp_shm_events(self->shm, self->local_rank));
 }
 
 /* With a connection of its own to the store, since it waits there. Once all have come it goes on
@@ -215,9 +216,13 @@ void tddp_hosts_disconnect(tddp_hosts *self)
     free(self->names);
 }
 
-tddp_status tddp_hosts_await_global(tddp_hosts *self, int64_t deadline)
+tddp_status tddp_hosts_await_global(tddp_hosts *self, int64_t deadline, const tddp_cancel *cancel)
 {
-    return self->on_demand ? tddp_on_demand_await(self->on_demand, deadline) : TDDP_OK;
+    pthread_mutex_lock(&self->lock);
+    const bool connected = self->global_comm.inner.backend != NULL;
+    pthread_mutex_unlock(&self->lock);
+    return connected || !self->on_demand ? TDDP_OK
+                                         : tddp_on_demand_await(self->on_demand, deadline, cancel);
 }
 
 tddp_status tddp_hosts_report_if_fatal(tddp_hosts *self, tddp_status status)

@@ -94,7 +94,6 @@ struct tddp_hosts {
     tddp_hosts_comm global_comm;
     tddp_hosts_message *kept; /* messages that wait for it, in their order */
     bool aborted;
-    tddp_cancel *stop_listening; /* NULL: there are no listeners yet */
     tddp_hosts_listener *listeners;
     tddp_hosts_arrival *arrivals; /* not yet received */
     void *scratch;                /* shared or plain memory; NULL: nothing allocated */
@@ -112,12 +111,12 @@ TDDP_NODISCARD tddp_status tddp_hosts_connect(tddp_hosts *self, const tddp_backe
                                               const tddp_wait *wait);
 void tddp_hosts_disconnect(tddp_hosts *self);
 
-/* Waits until the global communicator is there. */
-TDDP_NODISCARD tddp_status tddp_hosts_await_global(tddp_hosts *self, int64_t deadline);
+/* Waits until the global communicator is there; TDDP_CANCELED once the token is triggered. */
+TDDP_NODISCARD tddp_status tddp_hosts_await_global(tddp_hosts *self, int64_t deadline,
+                                                   const tddp_cancel *cancel);
 
-/* messages.c: polls(), post() and finish() of the table. Messages that were kept are posted, with
- * the lock held. */
-int tddp_hosts_polls(void *context, const tddp_op *op);
+/* messages.c: post() and finish() of the table. Messages that were kept are posted, with the lock
+ * held. */
 tddp_status tddp_hosts_post(void *context, const tddp_op *op, void **request);
 tddp_status tddp_hosts_finish(void *context, void *request, int *source);
 void tddp_hosts_post_kept(tddp_hosts *self);
@@ -128,15 +127,14 @@ tddp_hosts_listener *tddp_hosts_listener_for(const tddp_hosts *self, uint32_t ta
  * shared memory: its senders are numbered there from the size of the host. With the lock held. */
 TDDP_NODISCARD tddp_status tddp_hosts_listen(tddp_hosts *self, uint32_t tag,
                                              tddp_hosts_listener **out);
-/* TDDP_OK while messages may arrive; or why none will. */
-TDDP_NODISCARD tddp_status tddp_hosts_listener_check(tddp_hosts *self,
-                                                     const tddp_hosts_listener *listener);
-/* Receives one into op->output, until the deadline; frees it. */
+/* Hands over what has come, without waiting. TDDP_OK while more may come; or why none will. */
+TDDP_NODISCARD tddp_status tddp_hosts_listener_poll(tddp_hosts *self,
+                                                    tddp_hosts_listener *listener);
+/* Receives one into op->output, until the deadline; frees it, unless it is interrupted. */
 TDDP_NODISCARD tddp_status tddp_hosts_receive_arrival(tddp_hosts *self, tddp_hosts_arrival *arrival,
                                                       const tddp_op *op, int64_t deadline,
                                                       int *source);
-/* Ends the listeners, before the communicator; frees them and what was not received, after it. */
-void tddp_hosts_stop_listening(tddp_hosts *self);
+/* Frees the listeners, and what was not received, after the communicator. */
 void tddp_hosts_free_listeners(tddp_hosts *self);
 
 /* Reports a failure to the other ranks of this host and of its communicators, once, if it leaves

@@ -13,9 +13,12 @@
 
 #include "backend/hosts/hosts.h"
 
-/* While a receive waits for a message of another host: between two looks at the listener, and how
- * long its source must have left, for its last message may still be under way here. */
-enum { CHECK_MS = 50, LEFT_MS = 1000 };
+/* While a receive waits for a message of another host: how long its source must have left, for its
+ * last message may still be under way here. */
+enum { LEFT_MS = 1000 };
+
+/* How long a thread that has nothing else to do looks before it sleeps. */
+#define SPIN_NS 50000
 
 struct tddp_hosts_message {
     const tddp_op *op;
@@ -24,6 +27,9 @@ struct tddp_hosts_message {
     tddp_op local;                 /* as shared memory sees it */
     tddp_hosts_listener *listener; /* a message of another host may come too; NULL: none */
     int64_t left_since;            /* when its source had left; 0: it has not */
+    bool matched;                  /* a message has come for that receive: */
+    int from;                      /* its source in this host, or */
+    void *arrival;                 /* another host's message */
     bool posted;                   /* to the communicator, with this outcome */
     tddp_status status;
     char *text;    /* of a failure; NULL: no memory for it */
@@ -40,11 +46,6 @@ static bool shares(const tddp_hosts *self)
 static bool is_here(const tddp_hosts *self, int peer)
 {
     return shares(self) && peer >= 0 && self->host_of[peer] == self->host;
-}
-
-int tddp_hosts_polls(void *context, const tddp_op *op)
-{
-    return is_here(context, op->peer);
 }
 
 /* --- posting --------------------------------------------------------------------------------- */
@@ -163,7 +164,10 @@ static void drop(tddp_hosts *self, const tddp_hosts_message *message)
 
 static tddp_status finish_in_all(tddp_hosts *self, tddp_hosts_message *message, int *source)
 {
-    tddp_status status = tddp_hosts_await_global(self, message->deadline);
+    tddp_status status = tddp_hosts_await_global(self, message->deadline, message->op->cancel);
+    if (status == TDDP_CANCELED) {
+        return status;
+    }
     if (status) {
         drop(self, message);
         if (!message->posted) {
@@ -183,7 +187,7 @@ static tddp_status finish_in_all(tddp_hosts *self, tddp_hosts_message *message, 
 static tddp_status check_elsewhere(tddp_hosts *self, tddp_hosts_message *message)
 {
     const tddp_op *op = message->op;
-    tddp_status status = tddp_hosts_listener_check(self, message->listener);
+    tddp_status status = tddp_hosts_listener_poll(self, message->listener);
     if (status || op->peer == TDDP_ANY_SOURCE) {
         return status;
     }
@@ -207,35 +211,55 @@ static tddp_status check_elsewhere(tddp_hosts *self, tddp_hosts_message *message
     return now - message->left_since < LEFT_MS * TDDP_NS_PER_MS ? TDDP_OK : status;
 }
 
-/* Waits for a message of this host or of another. */
+/* Waits for a message of this host or of another. One of this host's shared memory that has come is
+ * received even if no other host is left to send one. */
+static tddp_status await_any(tddp_hosts *self, tddp_hosts_message *message, int *from)
+{
+    tddp_eventcount *events = tddp_shm_events(self->shm, self->local_rank);
+    const bool spins = message->op->awaited && tddp_shm_ranks_per_core(self->shm) <= 1;
+    const tddp_cancel *cancel = message->op->cancel;
+    tddp_cancel at_once = TDDP_CANCEL_AT_ONCE;
+    for (;;) {
+        const uint32_t seen = tddp_eventcount_read(events);
+        tddp_status failure = check_elsewhere(self, message);
+        message->local.cancel = &at_once;
+        tddp_status status =
+            tddp_shm_p2p_await_message(self->shm, message->request, &message->arrival, from);
+        message->local.cancel = NULL;
+        if (status != TDDP_CANCELED) {
+            return status;
+        }
+        failure = failure ? check_elsewhere(self, message) : TDDP_OK; /* once more, for its text */
+        if (failure) {
+            tddp_shm_p2p_drop(self->shm, message->request);
+            return failure;
+        }
+        if (cancel && tddp_cancel_triggered(cancel)) {
+            return TDDP_CANCELED;
+        }
+        tddp_eventcount_wait(events, seen, spins ? SPIN_NS : 0, TDDP_SHM_CHECK_INTERVAL_NS);
+    }
+}
+
 static tddp_status finish_from_any(tddp_hosts *self, tddp_hosts_message *message, int *source)
 {
-    void *arrival = NULL;
-    int from;
-    tddp_status status;
-    do {
-        tddp_cancel brief = {.fd = tddp_cancel_fd(message->op->cancel),
-                             .also = message->op->cancel,
-                             .deadline = tddp_deadline_after_ms(CHECK_MS)};
-        message->local.cancel = &brief;
-        status = tddp_shm_p2p_await_message(self->shm, message->request, &arrival, &from);
-        if (status == TDDP_CANCELED) {
-            tddp_status failure = check_elsewhere(self, message);
-            if (failure) {
-                tddp_shm_p2p_drop(self->shm, message->request);
-                return failure;
-            }
-        }
-    } while (status == TDDP_CANCELED);
-    message->local.cancel = NULL;
+    tddp_status status = TDDP_OK;
+    if (!message->matched) {
+        status = await_any(self, message, &message->from);
+        message->matched = status == TDDP_OK;
+    }
     if (status) {
         return status;
     }
-    if (arrival) {
-        return tddp_hosts_receive_arrival(self, arrival, message->op, message->deadline, source);
+    if (message->arrival) {
+        return tddp_hosts_receive_arrival(self, message->arrival, message->op, message->deadline,
+                                          source);
     }
+    message->local.cancel = message->op->cancel;
     status = tddp_shm_p2p_finish(self->shm, message->request, source);
-    *source = status ? *source : tddp_hosts_member(self, self->host, *source);
+    if (status == TDDP_OK) {
+        *source = tddp_hosts_member(self, self->host, *source);
+    }
     return status;
 }
 
@@ -259,11 +283,11 @@ tddp_status tddp_hosts_finish(void *context, void *request, int *source)
         status = finish_from_any(self, message, source);
     } else if (message->is_local) {
         status = finish_here(self, message, source);
-        if (status == TDDP_CANCELED) {
-            return status;
-        }
     } else {
         status = finish_in_all(self, message, source);
+    }
+    if (status == TDDP_CANCELED) {
+        return status;
     }
     free(message->text);
     free(message);
