@@ -159,7 +159,8 @@ const tddp_backend_v1 backend = {
     nullptr, // it has no memory of its own
     nullptr,
     report_failure,
-    nullptr, // and no device
+    0, // and no device
+    nullptr,
     nullptr,
     nullptr,
     nullptr, // groups are made without others
@@ -172,9 +173,6 @@ const tddp_backend_v1 backend = {
     check_peer,
     probe,
     drop,
-    nullptr, // its operations have no order with those of other groups
-    nullptr,
-    nullptr,
     TDDP_OP_COUNT,
     {run<tddp_gloo::all_reduce>, run<tddp_gloo::broadcast>, run<tddp_gloo::barrier>,
      run<tddp_gloo::move_parts>, run<tddp_gloo::reduce_scatter>, run<tddp_gloo::reduce>,
