@@ -227,6 +227,7 @@ static void add_to_list(const launch *self)
         device->tail = work;
     }
     pthread_mutex_unlock(&device->mutex);
+    tddp_watchdog_wake(); /* the launch may block */
 }
 
 /* The next collective may be launched. */
