@@ -164,6 +164,38 @@ static const method *find_method(ID id)
     rb_bug("torch_ddp: no operation is called %s", rb_id2name(id));
 }
 
+/* What may be queued: one operation, or messages. */
+typedef struct submission {
+    tddp_group *group;
+    tddp_op_args *args;
+    size_t messages; /* 0: one operation */
+    tddp_work **works;
+} submission;
+
+static tddp_status body_submit(void *data, const tddp_wait *wait)
+{
+    const submission *call = data;
+    call->args->cancel = wait->cancel;
+    return call->messages > 0
+               ? tddp_batch_send_recv(call->group, call->args, call->messages, call->works)
+               : tddp_submit(call->group, call->args, call->works);
+}
+
+/* Submits with the GVL, unless that may wait for other ranks. An interrupt then raises here if
+ * nothing has begun; else it is pending, and the works go on. */
+static void submit(submission call)
+{
+    const tddp_wait at_once = {0, NULL};
+    if (!tddp_submit_blocks(call.group, call.args)) {
+        tddp_rb_check(body_submit(&call, &at_once));
+        return;
+    }
+    tddp_group_retain(call.group); /* Another thread may destroy it meanwhile. */
+    tddp_rb_outcome outcome = tddp_rb_blocking(body_submit, &call, -1, false);
+    tddp_group_release(call.group);
+    tddp_rb_raise_outcome(outcome);
+}
+
 /* Every method of the table; which one, Ruby knows. :apart in place of a result: nothing was done,
  * since the tensor to be written is not contiguous. */
 static VALUE perform(int argc, VALUE *argv, VALUE self)
@@ -186,7 +218,7 @@ static VALUE perform(int argc, VALUE *argv, VALUE self)
                                                                            : Qnil,
                                               &text);
     tddp_group *group = tddp_rb_group(self);
-    tddp_rb_check(tddp_submit(group, &op.args, &work));
+    submit((submission){group, &op.args, 0, &work});
     RB_GC_GUARD(text);
     ALLOCV_END(op.output_memory);
     ALLOCV_END(op.input_memory);
@@ -222,7 +254,7 @@ static VALUE group_batch(VALUE self, VALUE messages)
     VALUE result = rb_ary_new_capa(count);
     for (long i = 0; i < count; i++)
         args[i] = read_message(rb_ary_entry(messages, i));
-    tddp_rb_check(tddp_batch_send_recv(tddp_rb_group(self), args, (size_t)count, works));
+    submit((submission){tddp_rb_group(self), args, (size_t)count, works});
     for (long i = 0; i < count; i++) {
         const VALUE tensor = rb_ary_entry(rb_ary_entry(messages, i), 1);
         const bool sends = args[i].kind == TDDP_OP_SEND;

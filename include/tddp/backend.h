@@ -14,9 +14,10 @@
  *
  * Threads: create() and destroy() run on the thread that creates or destroys the group. Collectives
  * of a group run one at a time, in the same order on every rank, on whichever thread executes its
- * queue. Sends and receives are posted on any thread and finished on another one, and so are all
- * operations on device memory with TDDP_BACKEND_QUEUES. abort() may be called on any thread at any
- * time. No slot may throw, or run code of a host language.
+ * queue. Sends and receives are posted on any thread and finished on another one. Operations on a
+ * device (`launches`) are posted and launched on the thread that calls them, and tested and
+ * finished on libtddp's watchdog thread. abort() may be called on any thread at any time. No slot
+ * may throw, or run code of a host language.
  */
 #ifndef TDDP_BACKEND_H
 #define TDDP_BACKEND_H
@@ -71,9 +72,9 @@ typedef struct tddp_op {
     /** A hash of anything else that must be equal on every rank (shapes, names); 0: none. */
     uint32_t fingerprint;
     int64_t timeout_ms; /**< > 0; the slot then returns TDDP_TIMEOUT */
-    /** For backends with TDDP_BACKEND_RESUMES: once the token is triggered, the slot may return
-     * TDDP_CANCELED with the operation unfinished, and is then called again with the same
-     * operation. NULL: never triggered. */
+    /** For backends with TDDP_BACKEND_RESUMES, and for launch(): once the token is triggered, the
+     * slot may return TDDP_CANCELED with the operation unfinished, and is then called again with
+     * the same operation. NULL: never triggered. */
     tddp_cancel *cancel;
     /** 1: the slot runs on the thread that waits for the result and has nothing else to do: it
      * may spin. 0: it runs beside threads that compute. */
@@ -90,12 +91,9 @@ typedef struct tddp_op {
     const struct tddp_op *part_of;
     /** What prepare() has returned for this operation; NULL: nothing. */
     void *prepared;
-    /** What reserve() has returned for this operation; NULL: nothing. */
-    void *turn;
-    /** send, recv with TDDP_BACKEND_QUEUES: the number of messages, posted one after the other,
-     * that are launched as one, and this one's number among them, from 0; 0: a single message. */
-    size_t batch;
-    size_t batch_index;
+    /** send, recv on a device: 1: it belongs to a batch of messages, which one launch() launches;
+     * a batch may have one message, and may be answered by a batch of another size. */
+    int batched;
 } tddp_op;
 
 /** What `rank` sends to `peer` in a collective with parts or a broadcast; `peer` may be itself.
@@ -159,9 +157,6 @@ enum {
     TDDP_BACKEND_RESUMES = 1,
     /** Shared memory may replace it between ranks of one host. */
     TDDP_BACKEND_SHARES_HOSTS = 2,
-    /** Operations on device memory (all but the CPU's) are put on a queue of the device, several
-     * at a time; see launch(). Barriers are run. */
-    TDDP_BACKEND_QUEUES = 4,
 };
 
 /** Runs one operation and returns when its result is in place. The text of TDDP_TIMEOUT and
@@ -214,19 +209,26 @@ typedef struct tddp_backend_v1 {
     void (*report_failure)(void *context, tddp_status status, const char *text);
 
     /**
-     * With TDDP_BACKEND_QUEUES, else NULL. An operation on device memory, collective or point to
-     * point, is posted, launched, awaited and finished. post() records the work that precedes it
-     * on the memory's stream, and never blocks. launch() puts the operation on its queue:
-     * collectives one at a time, in the order of their numbers, by who executes the queue; it may
-     * block until the deadline. Those of launches_at_once() are launched on their caller's thread,
-     * if no other operation of the context is queued. order() makes later work on `stream` wait for
-     * the operation; any thread, between launch() and finish(). await() returns when the device has
-     * completed it, or an error. finish() doesn't wait then; it is called once for each request,
-     * also if launch() failed or was never called.
+     * Operations on a device: bit (1 << kind) for each kind that is launched on a device's queue if
+     * its memory is (or is copied to) a device's; a barrier, which has no memory, if its bit is
+     * set. 0: none, and the three functions are NULL. Such an operation is posted, launched, tested
+     * until it is complete, and finished:
+     *
+     * post() records the work that precedes the operation on the memory's stream; it has no number
+     * yet. launch() puts it on its queue, on the thread that calls the operation: one collective of
+     * a context at a time, in the order of their numbers, and messages beside them; or several
+     * messages as one. The order of launches on a device is thus that of the program's calls, in
+     * all groups. It may block while ranks connect, until the operation's deadline, its token
+     * (`cancel` of the first one) or abort(). order() makes later work on `stream` wait for the
+     * operation; any thread, between launch() and finish(). test() tells at once whether the device
+     * has completed a launched operation (`*complete`), or fails if it can't any more; one thread
+     * at a time for a request. finish() does not wait; it is called once for each request, also if
+     * launch() failed or was not called.
      */
-    tddp_status (*launch)(void *context, void *request);
+    uint32_t launches;
+    tddp_status (*launch)(void *context, void *const *requests, size_t count);
     tddp_status (*order)(void *context, void *request, void *stream);
-    tddp_status (*await)(void *context, void *request);
+    tddp_status (*test)(void *context, void *request, int *complete);
 
     /** This rank is not a member of the group that other ranks of this context are creating, as
      * tddp_backend_opts.parent describes; NULL: they don't need it. Blocks for at most the time
@@ -273,23 +275,8 @@ typedef struct tddp_backend_v1 {
     tddp_status (*probe)(void *context, void *request, int *source);
     void (*drop)(void *request);
 
-    /**
-     * Of backends whose operations have one order for all contexts of a process, the order in which
-     * they were called, since a device that carries out one after the other must not get them in
-     * another order than its peers; both NULL: there is none. reserve() takes the operation's turn,
-     * in the order of a context's operations; it is called for all kinds, also those that are run,
-     * before launch(), run or finish() gets the operation with `*turn` in it. release() is called
-     * once for each turn, after that or instead of it: later operations wait for it. Neither
-     * blocks. A batch of messages has one turn, the first one's. Any thread.
-     */
-    tddp_status (*reserve)(void *context, const tddp_op *op, void **turn);
-    void (*release)(void *context, void *turn);
-
-    /** Whether launch() of this request, whose turn is reserved, would return at once: it may then
-     * be called on the caller's thread. NULL: none would. */
-    int (*launches_at_once)(void *context, void *request);
-
-    /** Slots by kind; NULL: not supported. `op_count`: how many kinds the module knows. */
+    /** Slots by kind; NULL: not supported, or only on a device, by launch(). `op_count`: how many
+     * kinds the module knows. */
     uint32_t op_count;
     tddp_backend_run run[TDDP_OP_COUNT];
 } tddp_backend_v1;

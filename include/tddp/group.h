@@ -275,6 +275,12 @@ typedef struct tddp_op_args {
 /** As TDDP_OP_ARGS_INIT, for languages without C's macros. `size`: of the caller's struct. */
 TDDP_API void tddp_op_args_init(tddp_op_args *args, size_t size);
 
+/** Whether tddp_submit() may block although it returns a work: operations on a device are launched
+ * on the thread that calls, and a launch may wait for other ranks, to connect, until the
+ * operation's timeout. Once `cancel` is triggered another thread goes on with it. A caller that
+ * holds a lock, such as a language's, releases it for such a call. Any thread. */
+TDDP_API int tddp_submit_blocks(const tddp_group *group, const tddp_op_args *args);
+
 /** Submits an operation of any kind with its options. The functions below do the same without
  * options. `*work`: NULL if the operation is done; see inline_us. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_submit(tddp_group *group, const tddp_op_args *args,
@@ -362,7 +368,7 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_recv(tddp_group *group, tddp_buffer buf
  * GPU by NCCL they are one launch, in which no message waits for another, so that ranks that send
  * to each other need no order; it is on the communicator of all ranks, so if it is the group's
  * first operation there, all ranks must take part in one. Elsewhere they are the same as messages
- * begun one by one.
+ * begun one by one. Some in a device's memory and some not: TDDP_INVALID_ARGUMENT.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_batch_send_recv(tddp_group *group,
                                                          const tddp_op_args *messages, size_t count,

@@ -76,11 +76,20 @@ tddp_status tddp_inner_finish(void *context, void *request, int *source)
     return status;
 }
 
-tddp_status tddp_inner_launch(void *context, void *request)
+tddp_status tddp_inner_launch(void *context, void *const *requests, size_t count)
 {
     (void)context;
-    const tddp_inner_request *posted = request;
-    return posted->inner->backend->launch(posted->inner->context, posted->request);
+    const tddp_inner *inner = ((const tddp_inner_request *)requests[0])->inner;
+    void **theirs = tddp_alloc_array(count, sizeof *theirs);
+    if (!theirs) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    for (size_t i = 0; i < count; i++) {
+        theirs[i] = ((const tddp_inner_request *)requests[i])->request;
+    }
+    tddp_status status = inner->backend->launch(inner->context, theirs, count);
+    free(theirs);
+    return status;
 }
 
 tddp_status tddp_inner_order(void *context, void *request, void *stream)
@@ -90,20 +99,11 @@ tddp_status tddp_inner_order(void *context, void *request, void *stream)
     return posted->inner->backend->order(posted->inner->context, posted->request, stream);
 }
 
-tddp_status tddp_inner_await(void *context, void *request)
+tddp_status tddp_inner_test(void *context, void *request, int *complete)
 {
     (void)context;
     const tddp_inner_request *posted = request;
-    return posted->inner->backend->await(posted->inner->context, posted->request);
-}
-
-int tddp_inner_launches_at_once(void *context, void *request)
-{
-    (void)context;
-    const tddp_inner_request *posted = request;
-    const tddp_inner *inner = posted->inner;
-    return inner->backend->launches_at_once &&
-           inner->backend->launches_at_once(inner->context, posted->request);
+    return posted->inner->backend->test(posted->inner->context, posted->request, complete);
 }
 
 /* --- tables ---------------------------------------------------------------------------------- */

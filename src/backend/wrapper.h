@@ -49,10 +49,9 @@ static inline bool tddp_inner_is_interrupted(const tddp_inner *self, tddp_status
 
 /* The slots for such requests; they don't use the context. */
 TDDP_NODISCARD tddp_status tddp_inner_finish(void *context, void *request, int *source);
-TDDP_NODISCARD tddp_status tddp_inner_launch(void *context, void *request);
+TDDP_NODISCARD tddp_status tddp_inner_launch(void *context, void *const *requests, size_t count);
 TDDP_NODISCARD tddp_status tddp_inner_order(void *context, void *request, void *stream);
-TDDP_NODISCARD tddp_status tddp_inner_await(void *context, void *request);
-int tddp_inner_launches_at_once(void *context, void *request);
+TDDP_NODISCARD tddp_status tddp_inner_test(void *context, void *request, int *complete);
 
 /* --- tables ---------------------------------------------------------------------------------- */
 

@@ -15,7 +15,8 @@ static bool supports(const tddp_backend_v1 *backend, tddp_op_kind kind)
     if (tddp_op_is_p2p(kind)) {
         return backend->post && backend->finish;
     }
-    return (uint32_t)kind < backend->op_count && backend->run[kind];
+    return (backend->launches >> kind & 1u) ||
+           ((uint32_t)kind < backend->op_count && backend->run[kind]);
 }
 
 tddp_status tddp_group_check_usable(const tddp_group *group, const char *what)

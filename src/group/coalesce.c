@@ -98,6 +98,11 @@ tddp_status tddp_group_run(tddp_group *group, tddp_work *work)
     bundle *self = work->bundle;
     const tddp_op *op = &work->op;
     tddp_backend_run run = group->backend->run[op->kind];
+    if (!run) {
+        return tddp_fail(TDDP_UNSUPPORTED, "backend %s has no %s of %s memory",
+                         group->requested->name, tddp_op_name(op->kind),
+                         tddp_device_type_name(op->input.device_type));
+    }
     if (!self) {
         return run(group->context, op);
     }
@@ -185,7 +190,7 @@ static tddp_status prepare(const tddp_group *group, tddp_work *work, const tddp_
     }
     memcpy(work->parts, buffers, count * sizeof *work->parts);
     const bool on_device = tddp_group_reduces_on_device(group, buffers->device_type);
-    if (on_device && (group->backend->traits & TDDP_BACKEND_QUEUES)) {
+    if (tddp_group_is_launched(group, &work->op)) {
         /* The device takes all buffers in one call. */
         work->op.output_parts = work->parts;
         work->op.bundled = count;

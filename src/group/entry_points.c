@@ -35,6 +35,16 @@ void tddp_op_args_init(tddp_op_args *args, size_t size)
     tddp_opts_fill(&defaults, sizeof defaults, args, size);
 }
 
+int tddp_submit_blocks(const tddp_group *group, const tddp_op_args *args)
+{
+    const tddp_op op = {.kind = args->kind,
+                        .input = args->input,
+                        .output = args->output,
+                        .input_parts = args->input_count > 0 ? args->inputs : NULL,
+                        .output_parts = args->output_count > 0 ? args->outputs : NULL};
+    return tddp_group_is_launched(group, &op);
+}
+
 tddp_status tddp_submit(tddp_group *group, const tddp_op_args *args, tddp_work **work)
 {
     tddp_op_args all = TDDP_OP_ARGS_INIT;

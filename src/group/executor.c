@@ -40,8 +40,7 @@ static bool op_resumes(const tddp_group *group, const tddp_op *op)
 
 bool tddp_group_queue_is_polled(const tddp_group *group)
 {
-    return group->polled && tddp_group_resumes(group) && !group->backend->resumes &&
-           !(group->backend->traits & TDDP_BACKEND_QUEUES);
+    return group->polled && tddp_group_resumes(group) && !group->backend->resumes;
 }
 
 /* The group whose thread this is, or whose callbacks it runs; NULL on all other threads. */
@@ -105,19 +104,8 @@ tddp_status tddp_group_kept_failure(const tddp_work *work)
 static void execute(tddp_group *group, tddp_work *work)
 {
     start(group, work);
-    tddp_status status = TDDP_OK;
-    if (work->pending_status) {
-        status = tddp_group_kept_failure(work);
-    } else if (work->on_device) {
-        status = tddp_group_device_launch(group, work);
-    } else {
-        status = tddp_group_run(group, work);
-    }
-    tddp_group_release_turn(group, work);
-    if (work->on_device && status == TDDP_OK) {
-        tddp_group_device_leave(group, work);
-        return;
-    }
+    tddp_status status =
+        work->pending_status ? tddp_group_kept_failure(work) : tddp_group_run(group, work);
     tddp_group_complete(group, work, status);
     tddp_work_release(work);
 }
@@ -201,10 +189,6 @@ void tddp_group_execute_next(tddp_group *group)
     work->op.awaited = awaited(work);
     pthread_mutex_unlock(&group->mutex);
     if (status) {
-        if (work->on_device) {
-            tddp_group_device_drop(group, work);
-        }
-        tddp_group_release_turn(group, work);
         tddp_recorder_finished(group, work, status, tddp_error_message());
         tddp_group_work_finish(work, status, tddp_error_message());
         tddp_work_release(work);
@@ -212,24 +196,6 @@ void tddp_group_execute_next(tddp_group *group)
         execute(group, work);
     }
     pthread_mutex_lock(&group->mutex);
-    release_queue(group);
-}
-
-void tddp_group_launch_inline(tddp_group *group)
-{
-    tddp_work *work = acquire_queue(group);
-    pthread_mutex_unlock(&group->mutex);
-    start(group, work);
-    tddp_status status = tddp_group_device_launch(group, work);
-    if (status) {
-        tddp_group_keep_failure(work, status);
-    } else {
-        tddp_group_device_leave(group, work);
-    }
-    pthread_mutex_lock(&group->mutex);
-    if (status) {
-        put_back(group, work);
-    }
     release_queue(group);
 }
 
@@ -268,9 +234,8 @@ static tddp_group *lock_group(tddp_work *work)
 /* Whether a waiting thread may execute the first work of the queue. With the lock held. */
 static bool may_execute_on_caller(const tddp_group *group)
 {
-    return !group->running && group->head && !group->head->pending_status &&
-           !group->head->on_device && !group->failure && group->state < TDDP_GROUP_ENDING &&
-           op_resumes(group, &group->head->op);
+    return !group->running && group->head && !group->head->pending_status && !group->failure &&
+           group->state < TDDP_GROUP_ENDING && op_resumes(group, &group->head->op);
 }
 
 static bool is_triggered(const tddp_cancel *cancel)
@@ -434,7 +399,7 @@ bool tddp_group_try_here(tddp_group *group, tddp_work *here, const tddp_op_args 
 {
     tddp_cancel until;
     tddp_cancel *cancel = !out ? NULL : args->inline_us > 0 ? &until : args->cancel;
-    if ((out && !limit_of(here, args, &until)) || tddp_group_queues(group, &here->op) ||
+    if ((out && !limit_of(here, args, &until)) || tddp_group_is_launched(group, &here->op) ||
         !(out ? op_resumes(group, &here->op) : tddp_group_resumes(group)) || is_triggered(cancel) ||
         !acquire_empty_queue(group, here)) {
         return false;

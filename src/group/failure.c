@@ -18,8 +18,7 @@
 
 enum { CAUSE_WAIT_MS = 3000, LAST_OPS_MS = 200, LINGER_MS = 100, TEXT_BYTES = 4096 };
 
-/* Whether the other ranks may be out of step after this. */
-static bool breaks_group(tddp_status status)
+bool tddp_group_breaks(tddp_status status)
 {
     return status != TDDP_OK && status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED;
 }
@@ -130,7 +129,7 @@ static tddp_status determine_failure(tddp_group *group, const tddp_work *work, t
                                      bool *first, bool *dumps)
 {
     pthread_mutex_lock(&group->mutex);
-    bool breaks = breaks_group(status);
+    bool breaks = tddp_group_breaks(status);
     bool ending = group->state >= TDDP_GROUP_ENDING;
     *first = false;
     if (!breaks) {

@@ -55,6 +55,7 @@ static tddp_status init_locks(tddp_group *group)
     if (status == TDDP_OK) {
         pthread_mutex_init(&group->mutex, NULL);
         tddp_group_p2p_init(&group->p2p);
+        pthread_mutex_init(&group->device.mutex, NULL);
     }
     return status;
 }
@@ -101,6 +102,7 @@ static void free_group(tddp_group *group)
         pthread_cond_destroy(&group->idle);
         pthread_mutex_destroy(&group->mutex);
         tddp_group_p2p_destroy(&group->p2p);
+        pthread_mutex_destroy(&group->device.mutex);
     }
     free(group->failure_text);
     free(group->leave_reason);
@@ -286,12 +288,12 @@ static tddp_status start_watching(tddp_group *group, tddp_group *parent)
         status = tddp_detector_add_group(group, parent);
     }
     if (status == TDDP_OK) {
-        status = tddp_group_device_start(group);
+        status = tddp_watchdog_add(group);
         if (status == TDDP_OK) {
             status = group->backend->events ? tddp_engine_add(group) : TDDP_OK;
         }
         if (status) {
-            tddp_group_device_stop(group);
+            tddp_watchdog_remove(group);
             stop_detector(group);
         }
     }

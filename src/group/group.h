@@ -17,7 +17,8 @@
  *   executor.c      which thread executes queued operations
  *   hold.c          calls that use the backend, for which the group's end waits
  *   engine.c        the thread that polls many groups: what their callers leave unfinished
- *   device.c        operations that a device executes, and the thread that waits for them
+ *   device.c        operations that a device executes: launched by their callers
+ *   watchdog.c      the thread that tests what groups have launched on devices
  *   failure.c       failed operations, and the group after its first failure
  *   reaper.c        shuts down groups whose last reference is dropped where waiting is forbidden
  *   span.c          operations as spans of a trace
@@ -56,13 +57,13 @@ struct tddp_work {
     uint64_t steps;                     /* sequence numbers it uses: 1 unless coalesced */
     void *request;                      /* the backend's, from posting to finishing; else NULL */
     const struct tddp_group *on_device; /* whose device executes it; NULL: the CPU does */
+    atomic_bool launched;               /* it is on the device's queue */
     int64_t device_ns;                  /* how long that took; 0: not measured */
     char *description;                  /* the caller's; NULL: none */
     int source;                         /* of a recv that succeeded */
     void *_Atomic user;                 /* the caller's */
     pthread_mutex_t mutex;              /* guards what follows */
     pthread_cond_t cond;
-    bool launched;     /* it is on the device's queue */
     int event_fd;      /* readable once done; -1 while it is not needed */
     int event_waiters; /* waiters with a cancel token, which poll it */
     bool event_kept;   /* the caller polls it */
@@ -71,7 +72,7 @@ struct tddp_work {
     bool has_callback;
     void (*callback)(void *data);
     void *callback_data;
-    struct tddp_work *next;     /* in the group's queue; guarded by the group's lock */
+    struct tddp_work *next;     /* in the group's queue, or a list of p2p_poll.c or device.c */
     tddp_blocking_call call;    /* p2p.c: of the thread that finishes it */
     bool polling;               /* p2p_poll.c: a thread calls finish() */
     struct tddp_record *record; /* recorder.c: its entry, or NULL */
@@ -101,15 +102,16 @@ typedef enum tddp_group_executor {
     TDDP_GROUP_EXECUTOR_RUNS,     /* until the queue is empty */
 } tddp_group_executor;
 
-/* device.c: works on a device's queue, and the thread that waits for them in order. */
+/* device.c: works that are being launched, or are on a device's queue. */
 typedef struct tddp_group_device {
-    pthread_t thread;
-    pthread_mutex_t mutex; /* guards what follows */
-    pthread_cond_t wake;   /* something was launched, or `ending` is set */
+    pthread_mutex_t mutex; /* guards the list, in the order of their numbers */
     tddp_work *head;
     tddp_work *tail;
-    bool ending;
-    bool started;
+    bool launching;           /* a thread numbers and launches a collective; the group's lock */
+    atomic_bool overdue;      /* a launch is, and the backend was aborted for that */
+    tddp_blocking_call abort; /* of the thread that does so */
+    bool watched;             /* by the watchdog, whose lock guards these */
+    struct tddp_group *next_watched;
 } tddp_group_device;
 
 /* Initializes a work on the caller's stack, which no other thread sees; frees what it owns. */
@@ -250,7 +252,8 @@ void tddp_group_span_queued(tddp_work *work);
 void tddp_group_span_started(tddp_work *work);
 void tddp_group_span_ended(const tddp_group *group, const tddp_work *work, tddp_status status);
 
-/* p2p.c. stop() waits for everything under way; abort the backend first for it to be soon. */
+/* p2p.c. stop() waits for everything under way, on devices too; abort the backend first for it to
+ * be soon. */
 void tddp_group_p2p_init(tddp_group_p2p *p2p);
 void tddp_group_p2p_stop(tddp_group *group);
 
@@ -283,6 +286,10 @@ void tddp_group_p2p_make_progress(tddp_work *work, tddp_cancel *cancel);
 /* Once the engine has left the group: finishes what is left, on this thread. */
 void tddp_group_p2p_poll_drain(tddp_group *group);
 
+/* Completes a work in flight on a thread that serves many groups: if it has failed, a thread lent
+ * to the queue does, if there can be one. */
+void tddp_group_complete_polled(tddp_group *group, tddp_work *work);
+
 /* Completes the first of `failed`; false if there is none. With the group's lock held, which is
  * released meanwhile. */
 bool tddp_group_p2p_complete_failed(tddp_group *group);
@@ -291,37 +298,31 @@ void tddp_group_p2p_destroy(tddp_group_p2p *p2p);
 /* device.c: whether the backend reduces memory of this kind on a device, perhaps a copy of it. */
 bool tddp_group_reduces_on_device(const tddp_group *group, tddp_device_type type);
 
-/* Whether the operation is executed from a queue of the backend's device. */
-bool tddp_group_queues(const tddp_group *group, const tddp_op *op);
+/* Whether the operation is launched on a device's queue. */
+bool tddp_group_is_launched(const tddp_group *group, const tddp_op *op);
 
-/* Posts a work before it is queued, on its caller's thread. */
-TDDP_NODISCARD tddp_status tddp_group_device_post(tddp_group *group, tddp_work *work);
+/* Posts, numbers and launches such works as one, on the calling thread, which may block while ranks
+ * connect; once the token (may be NULL) is triggered, a lent thread goes on. On an error none of
+ * them was begun, and all are released; a failure from then on is the works'. */
+TDDP_NODISCARD tddp_status tddp_group_launch(tddp_group *group, tddp_work *const *works,
+                                             size_t count, tddp_cancel *cancel);
 
-/* Ends a work that was posted but is not launched. */
-void tddp_group_device_drop(tddp_group *group, tddp_work *work);
+/* The same for one work; returns it in `*out`, or waits for it if `out` is NULL. */
+TDDP_NODISCARD tddp_status tddp_group_launch_one(tddp_group *group, tddp_work *work,
+                                                 const tddp_op_args *args, tddp_work **out);
 
-/* Puts a posted work on the device's queue, and wakes the threads that wait for that. */
-TDDP_NODISCARD tddp_status tddp_group_device_launch(tddp_group *group, tddp_work *work);
+/* Tests the group's launched works once, and completes those that have ended; aborts a launch that
+ * is overdue. On the watchdog's thread, or, once that has left the group, the one that shuts it
+ * down. */
+unsigned tddp_group_device_test(tddp_group *group);
 
-/* Waits for the device to complete a launched work, on this thread. */
-TDDP_NODISCARD tddp_status tddp_group_device_finish(tddp_group *group, tddp_work *work,
-                                                    int *source);
-
-/* Leaves a launched work to the group's device thread, which completes and releases it. On the
- * thread that executes the queue. */
-void tddp_group_device_leave(tddp_group *group, tddp_work *work);
-
-/* Whether a posted work can be launched without waiting. */
-bool tddp_group_launches_at_once(const tddp_group *group, const tddp_work *work);
-
-/* An operation's turn among those of all groups: reserved when it gets its number, released once it
- * is launched, executed or refused. */
-TDDP_NODISCARD tddp_status tddp_group_reserve_turn(tddp_group *group, tddp_work *work);
-void tddp_group_release_turn(tddp_group *group, tddp_work *work);
-
-/* Start and end the device thread, which first completes everything under way. */
-TDDP_NODISCARD tddp_status tddp_group_device_start(tddp_group *group);
-void tddp_group_device_stop(tddp_group *group);
+/* watchdog.c: its groups; nothing is tested on its thread after remove(). start() makes sure that
+ * there is a thread, wake() that it tests again soon. */
+TDDP_NODISCARD tddp_status tddp_watchdog_add(tddp_group *group);
+void tddp_watchdog_remove(tddp_group *group);
+TDDP_NODISCARD tddp_status tddp_watchdog_start(void);
+void tddp_watchdog_wake(void);
+bool tddp_watchdog_on_thread(void);
 
 /* progress.c */
 
@@ -405,13 +406,8 @@ bool tddp_group_try_here(tddp_group *group, tddp_work *here, const tddp_op_args 
  * another thread does so, until the token (may be NULL) is triggered. */
 void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel);
 
-/* Launches the queue's only work, a device's, on the calling thread, which has found that this
- * takes no wait; one of the group's threads completes it if that fails. With the lock held, which
- * is released meanwhile. */
-void tddp_group_launch_inline(tddp_group *group);
-
-/* Executes an operation here, or numbers and queues it; and waits for it if `out` is NULL. Reads
- * only the options of the arguments. `*out` is NULL if it is done. */
+/* Executes an operation here, launches it on its device, or numbers and queues it; and waits for it
+ * if `out` is NULL. Reads only the options of the arguments. `*out` is NULL if it is done. */
 TDDP_NODISCARD tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op,
                                              const tddp_op_args *args, tddp_work **out);
 
@@ -443,6 +439,9 @@ void tddp_group_end_in_flight(tddp_group *group, bool completed);
 void tddp_group_enter_thread(const tddp_group *group);
 /* The same for a moment on a caller's thread; returns what is to be set afterwards. */
 const tddp_group *tddp_group_set_current(const tddp_group *group);
+
+/* Whether the other ranks may be out of step after this outcome of an operation. */
+bool tddp_group_breaks(tddp_status status);
 
 /* Determines and records an operation's outcome: names the operation in the error text; a failure
  * after which the ranks may be out of step becomes the group's first failure, and is reported to

@@ -2,16 +2,19 @@
  * Sends and receives. They are posted by their caller's thread, and finish concurrently with each
  * other and the queue: each on a thread lent to it, which is reserved before anything is posted, or
  * on the caller's if it waits; or all on the engine's thread, if that polls the group (p2p_poll.c).
+ * Those on devices are launched, as collectives are (device.c).
  *
  * Invariant: messages are numbered and posted with `order` held, so that messages to one peer match
  * in the order of their numbers. Locks are taken in the order `order`, then `mutex`, then the
  * group's; only `order` is ever held while the backend runs.
  */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "group/checks.h"
 #include "group/recorder/recorder.h"
+
+/* Between tests of what a device has, by a thread that waits for its end. */
+enum { TEST_MS = 1 };
 
 void tddp_group_p2p_init(tddp_group_p2p *p2p)
 {
@@ -31,16 +34,8 @@ tddp_status tddp_group_p2p_finish(tddp_group *group, tddp_work *work)
     tddp_status status = TDDP_OK;
     if (work->pending_status) {
         status = tddp_group_kept_failure(work);
-    } else if (work->on_device) {
-        status = work->launched ? TDDP_OK : tddp_group_device_launch(group, work);
-        if (status == TDDP_OK) {
-            status = tddp_group_device_finish(group, work, &source);
-        }
     } else {
         status = group->backend->finish(group->context, work->request, &source);
-        if (status != TDDP_CANCELED) {
-            tddp_group_release_turn(group, work);
-        }
     }
     if (status == TDDP_OK && work->op.kind == TDDP_OP_RECV) {
         work->source = source;
@@ -94,29 +89,7 @@ static tddp_status post_in_order(tddp_group *group, tddp_work *work, tddp_status
     tddp_recorder_queued_and_started(group, work, tddp_now_ns());
     tddp_group_span_queued(work);
     tddp_group_span_started(work);
-    if (status == TDDP_OK && work->op.batch_index == 0) { /* a batch has one turn */
-        status = tddp_group_reserve_turn(group, work);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_group_queues(group, &work->op)
-                     ? tddp_group_device_post(group, work)
-                     : group->backend->post(group->context, &work->op, &work->request);
-    }
-    if (status) {
-        tddp_group_release_turn(group, work);
-    }
-    return status;
-}
-
-/* Launches a posted work that would not wait for that. With `order` held. */
-static void launch_inline(tddp_group *group, tddp_work *work)
-{
-    if (tddp_group_launches_at_once(group, work)) {
-        tddp_status status = tddp_group_device_launch(group, work);
-        if (status) {
-            tddp_group_keep_failure(work, status);
-        }
-    }
+    return status ? status : group->backend->post(group->context, &work->op, &work->request);
 }
 
 /* Posts a work, and with `on_thread` queues it for the reserved thread. It is prepared before it
@@ -129,9 +102,6 @@ static tddp_status post(tddp_group *group, tddp_work *work, bool on_thread)
     pthread_mutex_lock(&p2p->order);
     status = post_in_order(group, work, status);
     if (on_thread) {
-        if (status == TDDP_OK) {
-            launch_inline(group, work);
-        }
         hand_over(group, work, status);
     }
     pthread_mutex_unlock(&p2p->order);
@@ -191,10 +161,15 @@ static void go(tddp_group *group, tddp_work *work, const tddp_op_args *args, boo
 static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_args *args,
                           tddp_work **out)
 {
+    const bool launches = tddp_group_is_launched(group, op);
     tddp_work *work;
-    tddp_status status = make(group, op, args, !out, &work);
+    tddp_status status =
+        launches ? tddp_group_prepare(group, op, args, &work) : make(group, op, args, !out, &work);
     if (status) {
         return status;
+    }
+    if (launches) {
+        return tddp_group_launch_one(group, work, args, out);
     }
     go(group, work, args, !out);
     return tddp_group_return_or_wait(work, out);
@@ -205,8 +180,15 @@ void tddp_group_p2p_stop(tddp_group *group)
     tddp_group_p2p_poll_drain(group);
     pthread_mutex_lock(&group->mutex);
     while (group->in_flight > 0) {
-        if (!tddp_group_p2p_complete_failed(group)) {
-            pthread_cond_wait(&group->idle, &group->mutex);
+        if (tddp_group_p2p_complete_failed(group)) {
+            continue;
+        }
+        pthread_mutex_unlock(&group->mutex);
+        const bool progressed = tddp_group_device_test(group) & TDDP_GROUP_PROGRESSED;
+        pthread_mutex_lock(&group->mutex);
+        if (!progressed && group->in_flight > 0 && !group->failed) {
+            (void)tddp_cond_wait_until(&group->idle, &group->mutex,
+                                       tddp_deadline_after_ms(TEST_MS));
         }
     }
     pthread_mutex_unlock(&group->mutex);
@@ -221,67 +203,7 @@ tddp_status tddp_group_send_or_recv(tddp_group *group, tddp_op *op, const tddp_o
 
 /* --- batches --------------------------------------------------------------------------------- */
 
-/* Ends a posted work of a batch that is not launched. */
-static void drop(tddp_group *group, tddp_work *work)
-{
-    int source;
-    if (work->on_device) {
-        tddp_group_device_drop(group, work);
-    } else {
-        (void)!group->backend->finish(group->context, work->request, &source);
-    }
-    tddp_group_release_turn(group, work);
-}
-
-/* Posts the first `count` messages of a batch in one go, if all of it could be prepared; else, or
- * if one can't be posted, none is launched. With `order` held. */
-static tddp_status post_batch(tddp_group *group, tddp_work *const *works, size_t count,
-                              tddp_status status)
-{
-    char text[1024];
-    size_t posted = 0;
-    for (size_t i = 0; i < count; i++) {
-        tddp_status failed = post_in_order(group, works[i], TDDP_OK);
-        if (failed) {
-            status = status ? status : failed;
-            break;
-        }
-        posted++;
-    }
-    (void)snprintf(text, sizeof text, "%s", status ? tddp_error_message() : "");
-    for (size_t i = 0; i < posted; i++) {
-        if (status) {
-            drop(group, works[i]);
-        } else {
-            launch_inline(group, works[i]);
-        }
-    }
-    return status ? tddp_fail(status, "%s", text) : TDDP_OK;
-}
-
-/* The same after what may block. */
-static tddp_status prepare_and_post_batch(tddp_group *group, tddp_work *const *works, size_t count)
-{
-    tddp_group_p2p *p2p = &group->p2p;
-    tddp_status status = TDDP_OK;
-    size_t prepared = 0;
-    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
-        atomic_store(&works[i]->expiry, tddp_deadline_after_ms(works[i]->op.timeout_ms));
-        works[i]->op.batch = count;
-        works[i]->op.batch_index = i;
-        status = prepare(group, works[i]);
-        prepared += status == TDDP_OK;
-    }
-    pthread_mutex_lock(&p2p->order);
-    status = post_batch(group, works, prepared, status);
-    for (size_t i = 0; i < count; i++) {
-        hand_over(group, works[i], status);
-    }
-    pthread_mutex_unlock(&p2p->order);
-    return status;
-}
-
-/* Gives up works that were made and not posted. */
+/* Undoes what was made and not posted. */
 static void discard(tddp_group *group, tddp_work **works, size_t count, tddp_status status)
 {
     for (size_t i = 0; i < count; i++) {
@@ -295,50 +217,63 @@ static void discard(tddp_group *group, tddp_work **works, size_t count, tddp_sta
     }
 }
 
-/* Posts all of them in one go, which one launch carries out. */
-static void go_together(tddp_group *group, tddp_work *const *works, size_t count)
+/* One launch for all. */
+static tddp_status launch_batch(tddp_group *group, tddp_op *ops, const tddp_op_args *messages,
+                                size_t count, tddp_work **works)
 {
-    tddp_status status = prepare_and_post_batch(group, works, count);
-    if (status) {
-        char text[1024];
-        (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-        for (size_t i = 0; i < count; i++) {
-            complete(group, works[i], tddp_fail(status, "%s", text));
-        }
+    tddp_status status = TDDP_OK;
+    size_t made = 0;
+    for (; made < count && status == TDDP_OK; made += status == TDDP_OK) {
+        ops[made].batched = 1;
+        status = tddp_group_prepare(group, &ops[made], &messages[made], &works[made]);
     }
+    for (size_t i = 0; i < made && status; i++) {
+        tddp_work_release(works[i]);
+        tddp_work_release(works[i]);
+    }
+    return status ? status : tddp_group_launch(group, works, count, messages->cancel);
 }
 
-/* Whether a backend that launches batches has the message, or a copy of it, on a device. */
-static bool goes_to_device(const tddp_group *group, const tddp_op_args *message)
+/* Each by itself: all have what finishes them before the first is posted. */
+static tddp_status post_each(tddp_group *group, const tddp_op *ops, const tddp_op_args *messages,
+                             size_t count, tddp_work **works)
 {
-    const tddp_buffer *buffer = message->kind == TDDP_OP_SEND ? &message->input : &message->output;
-    return group->backend->reserve && tddp_group_reduces_on_device(group, buffer->device_type);
+    tddp_status status = TDDP_OK;
+    size_t made = 0;
+    for (; made < count && status == TDDP_OK; made += status == TDDP_OK) {
+        status = make(group, &ops[made], &messages[made], false, &works[made]);
+    }
+    if (status) {
+        discard(group, works, made, status);
+        return status;
+    }
+    for (size_t i = 0; i < count; i++) {
+        go(group, works[i], &messages[i], false);
+    }
+    return TDDP_OK;
 }
 
-/* All messages have a work and what finishes it, or none has, before the first is posted. */
 tddp_status tddp_group_batch(tddp_group *group, const tddp_op_args *messages, size_t count,
                              tddp_work **works)
 {
     tddp_op *ops = tddp_alloc_array(count, sizeof *ops);
     tddp_status status = ops ? TDDP_OK : TDDP_OUT_OF_MEMORY;
-    bool together = true;
-    size_t made = 0;
+    size_t launched = 0;
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
         works[i] = NULL;
         status = tddp_group_read_args(group, &messages[i], false, &ops[i]);
-        together = together && status == TDDP_OK && goes_to_device(group, &messages[i]);
+        launched += status == TDDP_OK && tddp_group_is_launched(group, &ops[i]);
     }
-    for (; made < count && status == TDDP_OK; made += status == TDDP_OK) {
-        status = make(group, &ops[made], &messages[made], false, &works[made]);
+    if (status == TDDP_OK && launched > 0 && launched < count) {
+        status = tddp_fail(TDDP_INVALID_ARGUMENT,
+                           "a batch of %zu messages has %zu in a device's memory: expected all or "
+                           "none",
+                           count, launched);
+    }
+    if (status == TDDP_OK) {
+        status = launched > 0 ? launch_batch(group, ops, messages, count, works)
+                              : post_each(group, ops, messages, count, works);
     }
     free(ops);
-    if (status) {
-        discard(group, works, made, status);
-    } else if (together) {
-        go_together(group, works, count);
-    }
-    for (size_t i = 0; i < count && status == TDDP_OK && !together; i++) {
-        go(group, works[i], &messages[i], false);
-    }
     return status;
 }

@@ -17,8 +17,7 @@ enum { MOST_BYTES_AT_ONCE = 64 << 10 };
 bool tddp_group_p2p_polls(const tddp_group *group, const tddp_op *op)
 {
     const tddp_backend_v1 *backend = group->backend;
-    return group->polled && !tddp_group_queues(group, op) &&
-           (!backend->polls || backend->polls(group->context, op));
+    return group->polled && (!backend->polls || backend->polls(group->context, op));
 }
 
 /* --- requests -------------------------------------------------------------------------------- */
@@ -71,7 +70,7 @@ static void leave_failure(tddp_group *group, tddp_work *work)
     }
 }
 
-static void complete_or_leave(tddp_group *group, tddp_work *work)
+void tddp_group_complete_polled(tddp_group *group, tddp_work *work)
 {
     if (work->pending_status) {
         leave_failure(group, work);
@@ -167,7 +166,7 @@ unsigned tddp_group_p2p_poll_all(tddp_group *group)
     pthread_mutex_unlock(&p2p->mutex);
     while (finished) {
         tddp_work *next = finished->next;
-        complete_or_leave(group, finished);
+        tddp_group_complete_polled(group, finished);
         finished = next;
         found |= TDDP_GROUP_PROGRESSED;
     }
@@ -244,7 +243,7 @@ void tddp_group_p2p_poll(tddp_group *group, tddp_work *work, const tddp_op_args 
         }
         (void)poll_request(group, work, NULL, 1); /* the shutdown has aborted it */
     }
-    complete_or_leave(group, work);
+    tddp_group_complete_polled(group, work);
 }
 
 /* Marks a request that no thread polls; NULL: there is no such thing to do for this work. */
@@ -281,6 +280,6 @@ void tddp_group_p2p_make_progress(tddp_work *work, tddp_cancel *cancel)
     tddp_engine_wake(group->engine);
     pthread_mutex_unlock(&p2p->mutex);
     if (finished) {
-        complete_or_leave(group, work);
+        tddp_group_complete_polled(group, work);
     }
 }

@@ -1,13 +1,14 @@
 /*
- * A group's queue. Any thread queues operations; executor.c decides which thread executes them,
- * failure.c handles failures. What no caller and no engine executes, and what has failed, is left
- * to a thread that is lent to the queue until that is empty (backend/blocking.h).
+ * A group's queue of operations on the host. Any thread queues operations; executor.c decides which
+ * thread executes them, failure.c handles failures. What no caller and no engine executes, and what
+ * has failed, is left to a thread that is lent to the queue until that is empty
+ * (backend/blocking.h).
  *
  * Invariants: `sequence` grows with each operation that is queued, in the order of the queue, by
  * the steps that it has (coalesce.c), so that equal calls have equal numbers on all ranks. Once
  * something is queued that no engine executes, a thread is reserved for it or runs (`executor`).
  * The lock is never held while a callback runs, or the backend does what may take a while: with it
- * held are called resumes(), reserve() and launches_at_once().
+ * held, only resumes() is called.
  */
 #include <stdlib.h>
 
@@ -98,7 +99,6 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work)
     pthread_mutex_lock(&group->mutex);
     tddp_status status = tddp_group_check_open(group, tddp_op_name(work->op.kind));
     status = status ? status : start_executor(group);
-    status = status ? status : tddp_group_reserve_turn(group, work);
     if (status == TDDP_OK) {
         work->op.sequence = group->sequence + 1;
         group->sequence += work->steps;
@@ -110,9 +110,6 @@ static tddp_status enqueue(tddp_group *group, tddp_work *work)
             group->head = work;
         }
         group->tail = work;
-        if (group->head == work && !group->running && tddp_group_launches_at_once(group, work)) {
-            tddp_group_launch_inline(group);
-        }
         tddp_group_provide_executor(group); /* a shutdown executes what is left by itself */
     }
     tddp_group_wake_progress(group);
@@ -131,30 +128,19 @@ tddp_status tddp_group_return_or_wait(tddp_work *work, tddp_work **out)
     return status;
 }
 
-/* Posts the work to the device first, if one executes it. */
-static tddp_status post_and_enqueue(tddp_group *group, tddp_work *work)
-{
-    bool queues = tddp_group_queues(group, &work->op);
-    tddp_status status = queues ? tddp_group_device_post(group, work) : TDDP_OK;
-    if (status) {
-        return status;
-    }
-    status = enqueue(group, work);
-    if (status && queues) {
-        tddp_group_device_drop(group, work);
-    }
-    return status;
-}
-
-/* Queues what its caller has not executed. */
-static tddp_status queue(tddp_group *group, tddp_work *here, tddp_work **out)
+/* Queues what its caller has not executed, or launches it on its device. */
+static tddp_status queue(tddp_group *group, tddp_work *here, const tddp_op_args *args,
+                         tddp_work **out)
 {
     tddp_work *work;
     tddp_status status = tddp_group_work_move(here, &work);
     if (status) {
         return status;
     }
-    status = post_and_enqueue(group, work);
+    if (tddp_group_is_launched(group, &work->op)) {
+        return tddp_group_launch_one(group, work, args, out);
+    }
+    status = enqueue(group, work);
     if (status) {
         tddp_work_release(work);
         tddp_work_release(work);
@@ -168,7 +154,7 @@ tddp_status tddp_group_start(tddp_group *group, tddp_work *here, const tddp_op_a
 {
     tddp_status status;
     if (!tddp_group_try_here(group, here, args, out, &status)) {
-        status = queue(group, here, out);
+        status = queue(group, here, args, out);
     }
     tddp_group_work_clear(here);
     return status;
@@ -207,14 +193,15 @@ static bool busy(const tddp_group *group)
 static bool await_while(tddp_group *group, bool (*is_busy)(const tddp_group *group),
                         int64_t deadline, const tddp_cancel *cancel)
 {
-    const bool polls = tddp_engine_on_thread(group->engine);
+    const bool on_engine = tddp_engine_on_thread(group->engine);
+    const bool polls = on_engine || tddp_watchdog_on_thread();
     while (is_busy(group) && tddp_now_ns() < deadline &&
            !(cancel && tddp_cancel_triggered(cancel))) {
         int64_t check = deadline;
         if (polls) {
-            /* On the engine's thread, in a callback of another group. */
+            /* In a callback of another group. */
             pthread_mutex_unlock(&group->mutex);
-            (void)tddp_engine_poll(group);
+            (void)(on_engine ? tddp_engine_poll(group) : tddp_group_device_test(group));
             pthread_mutex_lock(&group->mutex);
             check = tddp_deadline_after_ms(POLL_HERE_MS);
         } else if (cancel) {
@@ -270,6 +257,7 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
         tddp_group_abort(group);
     }
     tddp_engine_remove(group);
+    tddp_watchdog_remove(group);
     const tddp_group *before = tddp_group_set_current(group);
     pthread_mutex_lock(&group->mutex);
     run_queue(group);
@@ -280,7 +268,6 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
     pthread_mutex_unlock(&group->mutex);
     (void)tddp_group_set_current(before);
     tddp_group_p2p_stop(group);
-    tddp_group_device_stop(group);
     pthread_mutex_lock(&group->mutex);
     while (group->poll_waiters > 0 || atomic_load(&group->holders) > 0) {
         pthread_cond_wait(&group->idle, &group->mutex);

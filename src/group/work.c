@@ -19,8 +19,6 @@
 /* A backend ends its operation at the deadline; waiters give up on it only so much later. */
 #define GRACE_NS (10 * TDDP_NS_PER_S)
 
-#define LAUNCH_CHECK_NS (20 * TDDP_NS_PER_MS)
-
 void tddp_group_work_init(tddp_work *work, const tddp_op *op)
 {
     *work = (tddp_work){.op = *op, .steps = 1, .source = TDDP_ANY_SOURCE, .event_fd = -1};
@@ -234,57 +232,26 @@ tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait)
 
 /* --- devices --------------------------------------------------------------------------------- */
 
-/* Waits until the work is launched or done, with the lock held. Polls the token: a work is launched
- * soon after it is queued. */
-static tddp_status await_launch(tddp_work *work, const waiting *self, tddp_cancel *cancel)
-{
-    while (!work->launched && !atomic_load(&work->done)) {
-        int64_t check = tddp_now_ns() + LAUNCH_CHECK_NS;
-        check = check < self->deadline ? check : self->deadline;
-        (void)tddp_cond_wait_until(&work->cond, &work->mutex, check);
-        if (work->launched || atomic_load(&work->done)) {
-            break;
-        }
-        if (cancel && tddp_cancel_triggered(cancel)) {
-            return tddp_fail(TDDP_CANCELED,
-                             "the wait for %s %" PRIu64
-                             " was interrupted; it goes on and its buffers are still in use",
-                             tddp_op_name(work->op.kind), work->op.sequence);
-        }
-        tddp_status status = check_time(work, self);
-        if (status) {
-            return status;
-        }
-    }
-    return TDDP_OK;
-}
-
 tddp_status tddp_work_order(tddp_work *work, void *stream, const tddp_wait *wait)
 {
-    if (!work || !work->on_device || atomic_load(&work->done)) {
+    int32_t index;
+    if (!work || tddp_work_device(work, &index) == TDDP_CPU || atomic_load(&work->done)) {
         return tddp_work_wait(work, wait);
     }
     if (work->pid != tddp_process_id()) {
         return made_before_fork(work);
     }
-    waiting self = {.start = tddp_now_ns(), .deadline = INT64_MAX};
-    self.limited = wait && wait->timeout_ms >= 0;
-    if (self.limited) {
-        self.deadline = tddp_deadline_from(self.start, wait->timeout_ms);
-    }
-    atomic_fetch_add(&work->waiters, 1);
+    tddp_status status = TDDP_OK;
     pthread_mutex_lock(&work->mutex);
-    tddp_status status = await_launch(work, &self, tddp_wait_cancel(wait));
     /* A work with a request is not done, so its group exists. */
-    bool orders = status == TDDP_OK && work->request;
+    const bool orders = atomic_load(&work->launched) && work->request;
     if (orders) {
         const tddp_group *group = work->on_device;
         status = group->backend->order(group->context, work->request, stream);
     }
     pthread_mutex_unlock(&work->mutex);
-    atomic_fetch_sub(&work->waiters, 1);
-    /* Without a request the device has finished, and the work is about to be done. */
-    return status || orders ? status : tddp_work_wait(work, wait);
+    /* Otherwise the work is about to be done, or its launch was interrupted. */
+    return orders ? status : tddp_work_wait(work, wait);
 }
 
 tddp_device_type tddp_work_device(const tddp_work *work, int32_t *index)

@@ -107,19 +107,6 @@ static tddp_eventcount *events(void *data)
     return part->backend->events(part->context);
 }
 
-/* Only devices have turns: the part of the CPU never has. */
-static tddp_status reserve(void *data, const tddp_op *op, void **turn)
-{
-    const tddp_inner *part = &((const context *)data)->parts[TDDP_CUDA];
-    return device_of(op) == TDDP_CUDA ? part->backend->reserve(part->context, op, turn) : TDDP_OK;
-}
-
-static void release(void *data, void *turn)
-{
-    const tddp_inner *part = &((const context *)data)->parts[TDDP_CUDA];
-    part->backend->release(part->context, turn);
-}
-
 static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **out)
 {
     (void)wait;
@@ -131,21 +118,16 @@ static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, 
 
 /* --- tables ---------------------------------------------------------------------------------- */
 
-/*
- * The traits of the composite. TDDP_BACKEND_QUEUES of the device's part holds, since it concerns
- * only that part's memory; queued operations are not run, so that part doesn't limit
- * TDDP_BACKEND_RESUMES. Otherwise all parts must have a trait. Shared memory replaces parts, not
- * the composite.
- */
+/* The traits that all parts have; operations that are launched are not run, so their part limits
+ * none. Shared memory replaces parts, not the composite. */
 static uint32_t traits_of(const tddp_devices *self)
 {
     const tddp_backend_v1 *for_cpu = self->inner[TDDP_CPU];
     const tddp_backend_v1 *for_cuda = self->inner[TDDP_CUDA];
-    uint32_t queues = for_cuda ? for_cuda->traits & TDDP_BACKEND_QUEUES : 0;
-    uint32_t run = TDDP_BACKEND_RESUMES;
-    run &= for_cpu ? for_cpu->traits : run;
-    run &= for_cuda && !(queues && for_cpu) ? for_cuda->traits : run;
-    return queues | run;
+    uint32_t traits = TDDP_BACKEND_RESUMES;
+    traits &= for_cpu ? for_cpu->traits : traits;
+    traits &= for_cuda && !(for_cuda->launches && for_cpu) ? for_cuda->traits : traits;
+    return traits;
 }
 
 void tddp_devices_fill(tddp_devices *self, const char *name)
@@ -171,19 +153,16 @@ void tddp_devices_fill(tddp_devices *self, const char *name)
         table->decline = part->decline ? decline : table->decline;
         table->resumes = part->resumes ? resumes : table->resumes;
         for (uint32_t kind = 0; kind < part->op_count && kind < TDDP_OP_COUNT; kind++) {
-            table->run[kind] = part->run[kind] ? run : table->run[kind];
+            const bool any = part->run[kind] || (part->launches >> kind & 1u);
+            table->run[kind] = any ? run : table->run[kind];
         }
     }
-    if (table->traits & TDDP_BACKEND_QUEUES) {
+    const tddp_backend_v1 *for_cuda = self->inner[TDDP_CUDA];
+    if (for_cuda && for_cuda->launches) {
+        table->launches = for_cuda->launches & ~(for_cpu ? 1u << TDDP_OP_BARRIER : 0);
         table->launch = tddp_inner_launch;
         table->order = tddp_inner_order;
-        table->await = tddp_inner_await;
-        table->launches_at_once = tddp_inner_launches_at_once;
-    }
-    const tddp_backend_v1 *for_cuda = self->inner[TDDP_CUDA];
-    if (for_cuda && for_cuda->reserve) {
-        table->reserve = reserve;
-        table->release = release;
+        table->test = tddp_inner_test;
     }
     if (for_cpu && for_cpu->events) {
         table->events = events;

@@ -69,23 +69,22 @@ static tddp_status run(void *context, const tddp_op *op)
     return status ? status : self->inner.backend->run[op->kind](context, op);
 }
 
-/* Whether it goes to a queue of the device, with its faults when it is launched. */
-static bool is_queued(const faulty *self, const tddp_op *op)
+/* Whether it has its faults when it is launched. */
+static bool is_launched(const faulty *self, const tddp_op *op)
 {
-    return self->inner.backend->launch &&
-           (op->input.device_type != TDDP_CPU || op->output.device_type != TDDP_CPU);
+    return (self->inner.backend->launches >> op->kind & 1u) != 0;
 }
 
 static tddp_status post(void *context, const tddp_op *op, void **out)
 {
     faulty *self = find(context);
-    const bool queued = is_queued(self, op);
+    const bool launched = is_launched(self, op);
     fake_request *made = tddp_alloc(sizeof *made);
     tddp_status status = made ? TDDP_OK : TDDP_OUT_OF_MEMORY;
-    if (status == TDDP_OK && !queued && (int64_t)op->sequence == self->faults.post_fail_at) {
+    if (status == TDDP_OK && !launched && (int64_t)op->sequence == self->faults.post_fail_at) {
         status = tddp_fail(TDDP_NETWORK, "asked to fail by TDDP_FAKE");
     }
-    if (status == TDDP_OK && (queued || !tddp_fake_ends(&self->faults, op))) {
+    if (status == TDDP_OK && (launched || !tddp_fake_ends(&self->faults, op))) {
         status = self->inner.backend->post(context, op, &made->posted.request);
     }
     if (status) {
@@ -103,9 +102,9 @@ static tddp_status finish(void *context, void *request, int *source)
 {
     fake_request *made = request;
     faulty *self = made->of;
-    const bool queued = is_queued(self, made->op);
-    tddp_status status =
-        queued ? TDDP_OK : tddp_fake_before(&self->faults, made->op, self->aborted, &made->fate);
+    tddp_status status = is_launched(self, made->op) ? TDDP_OK
+                                                     : tddp_fake_before(&self->faults, made->op,
+                                                                        self->aborted, &made->fate);
     if (status == TDDP_CANCELED) {
         return status;
     }
@@ -116,12 +115,15 @@ static tddp_status finish(void *context, void *request, int *source)
     return status;
 }
 
-static tddp_status launch(void *context, void *request)
+static tddp_status launch(void *context, void *const *requests, size_t count)
 {
-    fake_request *made = request;
-    faulty *self = made->of;
-    tddp_status status = tddp_fake_before(&self->faults, made->op, self->aborted, &made->fate);
-    return status ? status : tddp_inner_launch(context, request);
+    tddp_status status = TDDP_OK;
+    for (size_t i = 0; i < count && status == TDDP_OK; i++) {
+        fake_request *made = requests[i];
+        faulty *self = made->of;
+        status = tddp_fake_before(&self->faults, made->op, self->aborted, &made->fate);
+    }
+    return status ? status : tddp_inner_launch(context, requests, count);
 }
 
 /* --- contexts -------------------------------------------------------------------------------- */
@@ -152,9 +154,8 @@ static tddp_status fill(tddp_wrapper *self)
     self->table.finish = inner->post ? finish : NULL;
     self->table.launch = inner->launch ? launch : NULL;
     self->table.order = inner->order ? tddp_inner_order : NULL;
-    self->table.await = inner->await ? tddp_inner_await : NULL;
-    self->table.launches_at_once = NULL; /* a delay is waited for */
-    self->table.probe = NULL;            /* of communicators between hosts: none has faults */
+    self->table.test = inner->test ? tddp_inner_test : NULL;
+    self->table.probe = NULL; /* of communicators between hosts: none has faults */
     self->table.drop = NULL;
     self->table.size = sizeof self->table;
     self->table.op_count = inner->op_count < TDDP_OP_COUNT ? inner->op_count : TDDP_OP_COUNT;

@@ -214,7 +214,8 @@ const tddp_backend_v1 backend = {
     nullptr, // it has no memory of its own
     nullptr,
     report_failure,
-    nullptr, // and no device
+    0, // and no device
+    nullptr,
     nullptr,
     nullptr,
     nullptr, // groups are made without others
@@ -227,9 +228,6 @@ const tddp_backend_v1 backend = {
     check_rank,
     probe,
     tddp_coll_drop,
-    nullptr, // its operations have no order with those of other groups
-    nullptr,
-    nullptr,
     TDDP_OP_COUNT,
     {run, run, run, run, run, run, run, run, run, nullptr, nullptr},
 };

@@ -12,7 +12,7 @@
 #include <tddp/log.h>
 #include <tddp/meeting.h>
 
-enum { NAME_BYTES = 32, PROBE_MS = 300 };
+enum { PROBE_MS = 300 };
 
 static bool is_debug_detail(void)
 {
@@ -49,7 +49,7 @@ static tddp_status check_peer(tddp_nccl_call_checker *self, const tddp_op *op, i
 static tddp_status give_calls(const tddp_nccl_call_checker *self, const tddp_op *op,
                               const tddp_meeting_opts *opts, tddp_nccl_limits limits)
 {
-    const tddp_wait left = tddp_nccl_time_left(limits);
+    const tddp_wait left = {tddp_deadline_poll_ms(limits.deadline_ns), NULL}; /* once */
     tddp_meeting *meeting = NULL;
     tddp_call *mine = calloc((size_t)self->size, sizeof *mine);
     if (!mine) {
@@ -89,7 +89,7 @@ static tddp_status await_calls(tddp_meeting *meeting, tddp_nccl_limits limits)
 static void remove_previous(tddp_nccl_call_checker *self, const tddp_meeting_opts *opts,
                             uint64_t sequence, tddp_nccl_limits limits)
 {
-    char name[NAME_BYTES];
+    char name[TDDP_NCCL_CALL_NAME_BYTES];
     const tddp_wait left = tddp_nccl_time_left(limits);
     tddp_meeting_opts previous = *opts;
     previous.name = name;
@@ -100,41 +100,56 @@ static void remove_previous(tddp_nccl_call_checker *self, const tddp_meeting_opt
     self->last = sequence;
 }
 
-static tddp_status check(tddp_nccl_call_checker *self, const tddp_op *op, tddp_nccl_limits limits)
+static tddp_meeting_opts opts_of(const tddp_nccl_call_checker *self)
 {
-    char name[NAME_BYTES];
-    tddp_meeting *meeting;
-    tddp_meeting_opts opts = {.store = self->store,
-                              .name = name,
-                              .rank = self->rank,
-                              .world_size = self->size,
-                              .sender = TDDP_MEETING_ALL};
+    return (tddp_meeting_opts){.store = self->own ? self->own : self->store,
+                               .name = self->name,
+                               .rank = self->rank,
+                               .world_size = self->size,
+                               .sender = TDDP_MEETING_ALL};
+}
+
+/* Gives this rank's calls, and opens the meeting in which it gets the others'. */
+static tddp_status begin(tddp_nccl_call_checker *self, const tddp_op *op, tddp_nccl_limits limits)
+{
+    tddp_meeting_opts opts = opts_of(self);
+    opts.store = self->store;
     if (!self->calls) {
         self->calls = calloc((size_t)self->size, sizeof *self->calls);
         if (!self->calls) {
             return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
         }
     }
-    (void)snprintf(name, sizeof name, "calls/%" PRIu64, op->sequence);
+    (void)snprintf(self->name, sizeof self->name, "calls/%" PRIu64, op->sequence);
     tddp_status status = give_calls(self, op, &opts, limits);
-    tddp_wait left = tddp_nccl_time_left(limits);
     if (status == TDDP_OK && !self->own) {
         /* A connection of its own: a wait would keep that of the group from other threads. */
+        const tddp_wait left = {tddp_deadline_poll_ms(limits.deadline_ns), NULL};
         status = tddp_store_clone(self->store, &left, &self->own);
     }
-    opts.store = self->own;
-    status = status ? status : tddp_meeting_open(&opts, &meeting);
+    opts = opts_of(self);
+    return status ? status : tddp_meeting_open(&opts, &self->meeting);
+}
+
+static tddp_status check(tddp_nccl_call_checker *self, const tddp_op *op, tddp_nccl_limits limits)
+{
+    tddp_status status = self->meeting ? TDDP_OK : begin(self, op, limits);
     if (status) {
         return status;
     }
-    status = await_calls(meeting, limits);
+    status = await_calls(self->meeting, limits);
+    if (status == TDDP_CANCELED) {
+        return status;
+    }
     for (int peer = 0; peer < self->size && status == TDDP_OK; peer++) {
         if (peer != self->rank) {
-            status = check_peer(self, op, peer, tddp_meeting_records(meeting)[peer]);
+            status = check_peer(self, op, peer, tddp_meeting_records(self->meeting)[peer]);
         }
     }
-    tddp_meeting_close(meeting);
+    tddp_meeting_close(self->meeting);
+    self->meeting = NULL;
     if (status == TDDP_OK && self->rank == 0) {
+        const tddp_meeting_opts opts = opts_of(self);
         remove_previous(self, &opts, op->sequence, limits);
     }
     return status;

@@ -13,21 +13,25 @@
 
 #include "backend/nccl/communicator.h"
 
+enum { TDDP_NCCL_CALL_NAME_BYTES = 32 };
+
 typedef struct tddp_nccl_call_checker {
     int rank;
     int size;
     tddp_store *store; /* owned by the context */
     tddp_store *own;   /* a connection to wait on; NULL: not needed so far */
     tddp_calls *calls; /* with each rank, of the last operation compared */
-    uint64_t last;     /* that one's number; 0: none */
-    bool store_ended;  /* nothing is compared any more */
+    char name[TDDP_NCCL_CALL_NAME_BYTES];
+    struct tddp_meeting *meeting; /* of that name; NULL: no comparison was interrupted */
+    uint64_t last;                /* that one's number; 0: none */
+    bool store_ended;             /* nothing is compared any more */
 } tddp_nccl_call_checker;
 
 /* Whether this operation is compared: equal on all ranks. */
 bool tddp_nccl_checks_calls(const tddp_op *op);
 
-/* Called by all ranks, in the order of operations. Errors: TDDP_MISMATCH with both sides,
- * TDDP_TIMEOUT, those of the store. */
+/* Called by all ranks, in the order of operations; after TDDP_CANCELED, again. Errors:
+ * TDDP_MISMATCH with both sides, TDDP_TIMEOUT, those of the store. */
 TDDP_NODISCARD tddp_status tddp_nccl_check_calls(tddp_nccl_call_checker *self, const tddp_op *op,
                                                  tddp_nccl_limits limits);
 

@@ -56,7 +56,6 @@ static void free_communicator(tddp_nccl_communicator *communicator)
     tddp_cancel_free(communicator->stop);
     pthread_cond_destroy(&communicator->changed);
     pthread_mutex_destroy(&communicator->mutex);
-    pthread_mutex_destroy(&communicator->turns);
     free(communicator);
 }
 
@@ -190,7 +189,7 @@ void tddp_nccl_end_comm(tddp_nccl_communicator *communicator)
 {
     const int64_t deadline = tddp_deadline_after_ms(CALLS_MS);
     pthread_mutex_lock(&communicator->mutex);
-    while (communicator->calls > 0 && tddp_now_ns() < deadline) {
+    while (communicator->in_use && tddp_now_ns() < deadline) {
         (void)tddp_nccl_await_change(communicator, deadline);
     }
     tddp_nccl_comm comm = communicator->comm;
@@ -269,24 +268,6 @@ void tddp_nccl_abort(tddp_nccl_communicator *list)
     for (tddp_nccl_communicator *each = list; each; each = each->next) {
         await_end(each, deadline);
     }
-}
-
-bool tddp_nccl_abort_overdue(tddp_nccl_communicator *list)
-{
-    const int64_t now = tddp_now_ns();
-    bool any = false;
-    for (tddp_nccl_communicator *each = list; each; each = each->next) {
-        pthread_mutex_lock(&each->mutex);
-        const bool overdue = each->calls_deadline_ns <= now;
-        any = any || each->calls_deadline_ns < INT64_MAX;
-        pthread_mutex_unlock(&each->mutex);
-        if (overdue) {
-            atomic_store(&each->timed_out, true);
-            mark(each);
-            start_to_abort(each);
-        }
-    }
-    return any;
 }
 
 /* --- closing --------------------------------------------------------------------------------- */

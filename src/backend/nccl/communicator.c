@@ -1,12 +1,12 @@
 /*
  * Uses of a communicator: calls, and waits for what they have begun. A call of a communicator that
  * is not blocking may return before it is complete, and is polled until it is. One that is blocking
- * returns when it is complete, or once the communicator is aborted: by the thread that finds it
- * overdue.
+ * returns when it is complete, or once the communicator is aborted, as libtddp's watchdog has it
+ * when a launch is overdue.
  *
- * Invariant: an NCCL communicator is used by threads that are counted in `calls`. The thread that
- * aborts it takes it out of `comm` first, and waits for them, but not for long: a call that blocks
- * is ended by nothing else.
+ * Invariant: one thread at a time uses an NCCL communicator (`in_use`), as NCCL demands. The thread
+ * that aborts it takes it out of `comm` first, and waits for that one, but not for long: a call
+ * that blocks is ended by nothing else.
  */
 #include "backend/nccl/communicator.h"
 
@@ -22,7 +22,6 @@ enum {
     MAX_YIELDS = 200,          /* before a wait sleeps between polls */
     MIN_SLEEP_NS = 5 * 1000,   /* the first sleep */
     MAX_SLEEP_NS = 200 * 1000, /* the longest sleep */
-    POLLS_PER_CHECK = 8,       /* polls of an event for each check of the communicator */
     TOKEN_CHECK_MS = 20,       /* between looks at a cancel token, which signals no condition */
 };
 
@@ -46,7 +45,6 @@ static bool is_blocking(void)
 }
 
 tddp_status tddp_nccl_communicator_create(const tddp_nccl_libraries *libraries,
-                                          tddp_nccl_overdue *overdue,
                                           const tddp_nccl_communicator_opts *opts,
                                           tddp_nccl_communicator **out)
 {
@@ -62,14 +60,11 @@ tddp_status tddp_nccl_communicator_create(const tddp_nccl_libraries *libraries,
         return status;
     }
     pthread_mutex_init(&made->mutex, NULL);
-    pthread_mutex_init(&made->turns, NULL);
     made->libraries = libraries;
-    made->overdue = overdue;
     made->opts = *opts;
     made->opts.store = tddp_store_retain(opts->store);
     made->opts.parent = opts->parent ? tddp_nccl_retain(opts->parent) : NULL;
     made->blocking = is_blocking();
-    made->calls_deadline_ns = INT64_MAX;
     atomic_init(&made->references, 1);
     *out = made;
     return TDDP_OK;
@@ -132,46 +127,42 @@ tddp_status tddp_nccl_connect(tddp_nccl_communicator *communicator, tddp_nccl_li
     return status;
 }
 
-bool tddp_nccl_is_warm(tddp_nccl_communicator *communicator, tddp_op_kind kind)
+/* --- calls ----------------------------------------------------------------------------------- */
+
+static tddp_status fail_overdue(const char *what)
 {
-    return (atomic_load(&communicator->warm) >> kind & 1u) != 0 &&
-           !atomic_load(&communicator->aborted);
+    return tddp_fail(TDDP_TIMEOUT, "%s: not done in the time given", what);
 }
 
-/* --- calls ----------------------------------------------------------------------------------- */
+static bool is_usable(const tddp_nccl_communicator *communicator)
+{
+    return communicator->comm && !atomic_load(&communicator->aborted);
+}
 
 tddp_status tddp_nccl_begin_calls(tddp_nccl_communicator *communicator, int64_t deadline_ns,
                                   tddp_nccl_comm *comm)
 {
     pthread_mutex_lock(&communicator->mutex);
-    const bool usable = communicator->comm && !atomic_load(&communicator->aborted);
-    if (usable) {
-        communicator->calls++;
-        communicator->calls_deadline_ns = deadline_ns;
+    while (communicator->in_use && is_usable(communicator) && tddp_now_ns() < deadline_ns) {
+        (void)tddp_nccl_await_change(communicator, deadline_ns);
+    }
+    const bool usable = is_usable(communicator);
+    const bool begins = usable && !communicator->in_use;
+    if (begins) {
+        communicator->in_use = true;
         *comm = communicator->comm;
     }
     pthread_mutex_unlock(&communicator->mutex);
-    if (!usable) {
-        return tddp_nccl_fail_aborted("a call");
-    }
-    if (!communicator->blocking) {
-        pthread_mutex_lock(&communicator->turns);
-    } else if (deadline_ns < INT64_MAX) {
-        tddp_nccl_overdue_watch(communicator->overdue);
-    }
-    return TDDP_OK;
+    return begins   ? TDDP_OK
+           : usable ? fail_overdue("another operation's launch")
+                    : tddp_nccl_fail_aborted("a call");
 }
 
 void tddp_nccl_end_calls(tddp_nccl_communicator *communicator)
 {
-    if (!communicator->blocking) {
-        pthread_mutex_unlock(&communicator->turns);
-    }
     pthread_mutex_lock(&communicator->mutex);
-    communicator->calls_deadline_ns = INT64_MAX;
-    if (--communicator->calls == 0) {
-        pthread_cond_broadcast(&communicator->changed);
-    }
+    communicator->in_use = false;
+    pthread_cond_broadcast(&communicator->changed);
     pthread_mutex_unlock(&communicator->mutex);
 }
 
@@ -198,11 +189,6 @@ static tddp_nccl_result async_result(const tddp_nccl_communicator *communicator,
     return failed ? failed : result;
 }
 
-static tddp_status fail_overdue(const char *what)
-{
-    return tddp_fail(TDDP_TIMEOUT, "%s: not done in the time given", what);
-}
-
 tddp_status tddp_nccl_wait_call(tddp_nccl_communicator *communicator, tddp_nccl_comm comm,
                                 tddp_nccl_result result, const char *what, int64_t deadline_ns)
 {
@@ -213,16 +199,11 @@ tddp_status tddp_nccl_wait_call(tddp_nccl_communicator *communicator, tddp_nccl_
         if (tddp_now_ns() >= deadline_ns) {
             return fail_overdue(what);
         }
-        pthread_mutex_unlock(&communicator->turns);
         back_off(&polls);
-        pthread_mutex_lock(&communicator->turns);
         result = async_result(communicator, comm);
     }
     if (result == TDDP_NCCL_SUCCESS) {
         return TDDP_OK;
-    }
-    if (atomic_load(&communicator->timed_out)) {
-        return fail_overdue(what);
     }
     if (atomic_load(&communicator->aborted)) {
         return tddp_nccl_fail_aborted(what);
@@ -230,64 +211,20 @@ tddp_status tddp_nccl_wait_call(tddp_nccl_communicator *communicator, tddp_nccl_
     return tddp_nccl_fail(communicator->libraries, comm, result, what);
 }
 
-/* Whether the communicator has failed, which NCCL's own threads may find. While another thread is
- * within its calls, that one finds it. */
-static tddp_status check_comm(tddp_nccl_communicator *communicator)
+tddp_status tddp_nccl_check(tddp_nccl_communicator *communicator)
 {
     tddp_status status = TDDP_OK;
     pthread_mutex_lock(&communicator->mutex);
-    const bool usable =
-        communicator->comm && communicator->calls == 0 && !atomic_load(&communicator->aborted);
-    communicator->calls += usable;
+    const bool begins = is_usable(communicator) && !communicator->in_use;
+    communicator->in_use = communicator->in_use || begins;
     tddp_nccl_comm comm = communicator->comm;
     pthread_mutex_unlock(&communicator->mutex);
-    if (!usable) {
-        return TDDP_OK;
-    }
-    if (communicator->blocking || pthread_mutex_trylock(&communicator->turns) == 0) {
+    if (begins) {
         tddp_nccl_result result = async_result(communicator, comm);
         if (result != TDDP_NCCL_SUCCESS && result != TDDP_NCCL_IN_PROGRESS) {
             status = tddp_nccl_fail(communicator->libraries, comm, result, "communication");
         }
-        if (!communicator->blocking) {
-            pthread_mutex_unlock(&communicator->turns);
-        }
+        tddp_nccl_end_calls(communicator);
     }
-    pthread_mutex_lock(&communicator->mutex);
-    if (--communicator->calls == 0) {
-        pthread_cond_broadcast(&communicator->changed);
-    }
-    pthread_mutex_unlock(&communicator->mutex);
     return status;
-}
-
-tddp_status tddp_nccl_wait_event(tddp_nccl_communicator *communicator, tddp_cuda_event event,
-                                 int64_t deadline_ns)
-{
-    const tddp_cuda *cuda = communicator->libraries->cuda;
-    for (int polls = 0;;) {
-        tddp_cuda_error error = cuda->cudaEventQuery(event);
-        /* After an abort the operation isn't complete, whatever the event says. */
-        if (atomic_load(&communicator->aborted)) {
-            return tddp_nccl_fail_aborted("waiting for the device");
-        }
-        if (error == TDDP_CUDA_SUCCESS) {
-            return TDDP_OK;
-        }
-        if (error != TDDP_CUDA_NOT_READY) {
-            return tddp_cuda_check(cuda, error, "cudaEventQuery");
-        }
-        (void)cuda->cudaGetLastError();
-        if (polls % POLLS_PER_CHECK == 0) {
-            tddp_status status = check_comm(communicator);
-            if (status) {
-                return status;
-            }
-        }
-        if (tddp_now_ns() >= deadline_ns) {
-            return tddp_fail(TDDP_TIMEOUT, "not done in the time given; a rank has not done its "
-                                           "part: slow, stuck, or in another operation?");
-        }
-        back_off(&polls);
-    }
 }

@@ -4,8 +4,9 @@
  *
  * NCCL's calls may block: in blocking mode (NCCL's own default) until other ranks come, and an
  * abort until the device has carried out what hangs there. So those that connect, close and abort
- * run on threads of their own, which hold a reference, and a thread that waits for them may give
- * up; what launches operations is ended by an abort. No lock is held during any of them.
+ * run on threads of their own, which hold a reference, and a thread that waits for them may stop
+ * waiting; a launch runs on its caller's thread, and is ended by an abort. No lock is held during
+ * any of them.
  */
 #ifndef TDDP_NCCL_COMMUNICATOR_H
 #define TDDP_NCCL_COMMUNICATOR_H
@@ -18,7 +19,6 @@
 #include <tddp/backend.h>
 
 #include "backend/nccl/libraries.h"
-#include "backend/nccl/overdue.h"
 #include "base/base.h"
 
 enum { TDDP_NCCL_TEXT_BYTES = 2048, TDDP_NCCL_KEY_BYTES = 64 };
@@ -47,31 +47,26 @@ typedef struct tddp_nccl_communicator_opts {
 
 typedef struct tddp_nccl_communicator {
     struct tddp_nccl_communicator *next; /* in its context's list */
-    tddp_nccl_overdue *overdue;          /* its context's, told of calls that may block */
     atomic_int references;
     const tddp_nccl_libraries *libraries;
     tddp_nccl_communicator_opts opts;
     bool blocking;
     tddp_cancel *stop;       /* ends waits for the store */
     atomic_bool aborted;     /* set first of all, without a lock */
-    atomic_bool timed_out;   /* a call within NCCL was the reason */
-    atomic_uint warm;        /* by kind: operations that were launched, and so have connected */
     tddp_cuda_stream stream; /* since it is connected, as the next two */
     void *scratch;           /* a few bytes on the device, never read */
     tddp_nccl_comm none;     /* where a split without this rank writes NULL, perhaps late */
     pthread_mutex_t mutex;   /* guards what follows; never held during a call of NCCL's */
     pthread_cond_t changed;  /* any of it */
     tddp_nccl_state state;
-    tddp_nccl_comm comm;       /* NULL: none, or a thread is about to abort it */
-    int calls;                 /* threads that use it */
-    int threads;               /* that connect, close or abort it */
-    bool ending;               /* one of them is to abort it */
-    bool aborting;             /* and does so now */
-    bool ended;                /* and has done so, or found nothing to abort */
-    int64_t calls_deadline_ns; /* of blocking calls under way; INT64_MAX: none */
-    tddp_status status;        /* why it could not connect, */
+    tddp_nccl_comm comm; /* NULL: none, or a thread is about to abort it */
+    bool in_use;         /* by the one thread that makes calls of it */
+    int threads;         /* that connect, close or abort it */
+    bool ending;         /* one of them is to abort it */
+    bool aborting;       /* and does so now */
+    bool ended;          /* and has done so, or found nothing to abort */
+    tddp_status status;  /* why it could not connect, */
     char text[TDDP_NCCL_TEXT_BYTES];
-    pthread_mutex_t turns; /* not blocking: held during each call of NCCL's, which is short */
 } tddp_nccl_communicator;
 
 /* What ends a wait early. */
@@ -82,7 +77,6 @@ typedef struct tddp_nccl_limits {
 
 /* Does nothing that waits. The caller releases it. Errors: TDDP_OUT_OF_MEMORY, TDDP_SYSTEM. */
 TDDP_NODISCARD tddp_status tddp_nccl_communicator_create(const tddp_nccl_libraries *libraries,
-                                                         tddp_nccl_overdue *overdue,
                                                          const tddp_nccl_communicator_opts *opts,
                                                          tddp_nccl_communicator **out);
 
@@ -92,11 +86,8 @@ TDDP_NODISCARD tddp_status tddp_nccl_communicator_create(const tddp_nccl_librari
 TDDP_NODISCARD tddp_status tddp_nccl_connect(tddp_nccl_communicator *communicator,
                                              tddp_nccl_limits limits);
 
-/* Whether an operation of this kind can be launched without waiting for other ranks. */
-bool tddp_nccl_is_warm(tddp_nccl_communicator *communicator, tddp_op_kind kind);
-
-/* Between these a thread uses the communicator, as `*comm`; deadline: until its calls are done.
- * Errors: TDDP_GROUP_FAILED. */
+/* Between these a thread, and no other one, uses the communicator, as `*comm`. Waits for another
+ * thread until the deadline. Errors: TDDP_TIMEOUT, TDDP_GROUP_FAILED. */
 TDDP_NODISCARD tddp_status tddp_nccl_begin_calls(tddp_nccl_communicator *communicator,
                                                  int64_t deadline_ns, tddp_nccl_comm *comm);
 void tddp_nccl_end_calls(tddp_nccl_communicator *communicator);
@@ -107,9 +98,9 @@ TDDP_NODISCARD tddp_status tddp_nccl_wait_call(tddp_nccl_communicator *communica
                                                tddp_nccl_comm comm, tddp_nccl_result result,
                                                const char *what, int64_t deadline_ns);
 
-/* Waits until the event is complete, by polling, since a dead peer wakes nobody. */
-TDDP_NODISCARD tddp_status tddp_nccl_wait_event(tddp_nccl_communicator *communicator,
-                                                tddp_cuda_event event, int64_t deadline_ns);
+/* Whether it has failed, which NCCL's own threads may find. While another thread makes calls of it,
+ * that one finds it. */
+TDDP_NODISCARD tddp_status tddp_nccl_check(tddp_nccl_communicator *communicator);
 
 /* connecting.c: only the step that needs the store: rank 0 creates the unique id, and all ranks get
  * it. Errors: those of the store, TDDP_PEER_LOST. */
@@ -125,9 +116,6 @@ void tddp_nccl_connecting(tddp_nccl_communicator *communicator);
 /* All of a list, marked before the first is aborted, then side by side. Returns when they are, or
  * after a moment: the threads that abort them go on. Any thread. */
 void tddp_nccl_abort(tddp_nccl_communicator *list);
-
-/* Aborts those whose calls are overdue. Returns whether any calls are under way. */
-bool tddp_nccl_abort_overdue(tddp_nccl_communicator *list);
 
 /* Aborts one, on a thread of its own: once its calls have ended, or after a moment. */
 void tddp_nccl_end_comm(tddp_nccl_communicator *communicator);

@@ -112,10 +112,7 @@ static tddp_nccl_config config_of(const tddp_nccl_communicator *communicator)
 static tddp_status await_comm(tddp_nccl_communicator *communicator, tddp_nccl_comm comm,
                               tddp_nccl_result result, const char *what)
 {
-    pthread_mutex_lock(&communicator->turns);
-    tddp_status status = tddp_nccl_wait_call(communicator, comm, result, what, INT64_MAX);
-    pthread_mutex_unlock(&communicator->turns);
-    return status;
+    return tddp_nccl_wait_call(communicator, comm, result, what, INT64_MAX);
 }
 
 /* Called by all ranks of the parent; ranks that decline get NULL. NCCL fills in the new

@@ -61,7 +61,7 @@ static tddp_status make(tddp_nccl_context *self, const tddp_op *op, int device, 
     } else {
         describe_of_all(self, &opts);
     }
-    tddp_status status = tddp_nccl_communicator_create(self->libraries, &self->overdue, &opts, out);
+    tddp_status status = tddp_nccl_communicator_create(self->libraries, &opts, out);
     if (status == TDDP_OK) {
         (*out)->next = self->list;
         self->list = *out;
@@ -72,7 +72,7 @@ static tddp_status make(tddp_nccl_context *self, const tddp_op *op, int device, 
 tddp_status tddp_nccl_communicator_for(tddp_nccl_context *self, const tddp_op *op, int device,
                                        tddp_nccl_communicator **out)
 {
-    const bool of_two = tddp_op_is_p2p(op->kind) && op->batch == 0;
+    const bool of_two = tddp_op_is_p2p(op->kind) && !op->batched;
     tddp_status status = TDDP_OK;
     pthread_mutex_lock(&self->mutex);
     tddp_nccl_communicator **slot = of_two ? &self->of_two[op->peer] : &self->of_all[device];

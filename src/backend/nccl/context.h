@@ -6,9 +6,9 @@
 #define TDDP_NCCL_CONTEXT_H
 
 #include "backend/nccl/call_check.h"
-#include "backend/nccl/launch_order.h"
+#include "backend/nccl/communicator.h"
 
-struct tddp_nccl_batch;
+enum { TDDP_NCCL_MAX_DEVICES = 64 };
 
 typedef struct tddp_nccl_context {
     const tddp_nccl_libraries *libraries;
@@ -20,7 +20,6 @@ typedef struct tddp_nccl_context {
     int64_t timeout_ms;
     atomic_bool aborted;
     tddp_nccl_call_checker call_checker;
-    tddp_nccl_overdue overdue;
     pthread_mutex_t mutex; /* guards what follows; never held during a wait */
     int created; /* communicators of all ranks so far: equal on all ranks, like the order of
                     operations */
@@ -28,9 +27,6 @@ typedef struct tddp_nccl_context {
     tddp_nccl_communicator *list; /* all of them; none leaves it before the end */
     tddp_nccl_communicator *of_all[TDDP_NCCL_MAX_DEVICES]; /* by device */
     tddp_nccl_communicator **of_two;                       /* by the other rank */
-    struct tddp_nccl_batch *unfilled; /* the batch whose messages are being posted, or NULL */
-    unsigned char *batched;           /* by the other rank: bit 1: has been sent to in a batch, 2:
-                                         received from */
 } tddp_nccl_context;
 
 /* The device of an operation: its memory's, or the group's. */

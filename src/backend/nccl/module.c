@@ -2,155 +2,91 @@
  * The backend table "nccl". Threads: as <tddp/backend.h> says.
  *
  * An operation has its communicator from its caller's thread on, so that all ranks count them
- * equally. It is connected, in whatever order ranks come, before the operation's turn on the device
- * is waited for; launches are in the order of turns.
+ * equally. Where that is not connected yet, the launch of its first operation connects it.
  */
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "backend/nccl/batch.h"
+#include <tddp/meeting.h>
 
-/* A posted operation. */
-typedef struct pending_op {
-    tddp_nccl_request *request;
-    tddp_nccl_batch *batch; /* NULL: it is launched by itself */
-} pending_op;
-
-/* --- launching ------------------------------------------------------------------------------- */
-
-/* Once nothing called before it is left to be launched on the device. */
-static tddp_status launch_in_turn(tddp_nccl_context *self, tddp_nccl_request *request)
-{
-    const tddp_op *op = request->op;
-    const tddp_nccl_limits limits = {request->deadline_ns, NULL};
-    tddp_status status = TDDP_OK;
-    if (!tddp_op_is_p2p(op->kind) && tddp_nccl_checks_calls(op)) {
-        status = tddp_nccl_check_calls(&self->call_checker, op, limits);
-    }
-    status = status ? status : tddp_nccl_connect(request->communicator, limits);
-    if (status == TDDP_OK && op->turn) {
-        status = tddp_nccl_turn_await(op->turn, &self->aborted, request->deadline_ns);
-    }
-    return status ? status : tddp_nccl_launch(request);
-}
-
-static tddp_status make_request(tddp_nccl_context *self, const tddp_op *op, tddp_nccl_request **out)
-{
-    int device;
-    tddp_nccl_communicator *communicator;
-    tddp_status status = tddp_nccl_device_of(self, op, &device);
-    status = status ? status : tddp_nccl_communicator_for(self, op, device, &communicator);
-    if (status) {
-        return status;
-    }
-    return tddp_nccl_request_create(communicator, op, out);
-}
-
-/* A barrier's turn passes once it is launched. That of another operation, which is on copies, is
- * kept until it has ended: it may be one of several steps. */
-static tddp_status run(void *data, const tddp_op *op)
-{
-    tddp_nccl_request *request = NULL;
-    tddp_status status = make_request(data, op, &request);
-    status = status ? status : launch_in_turn(data, request);
-    if (status == TDDP_OK && op->turn && op->kind == TDDP_OP_BARRIER) {
-        tddp_nccl_turn_pass(op->turn);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_nccl_request_wait(request);
-    }
-    tddp_nccl_request_free(request);
-    return status;
-}
+#include "backend/nccl/call_check.h"
+#include "backend/nccl/context.h"
+#include "backend/nccl/operations.h"
 
 /* --- slots of an operation ------------------------------------------------------------------- */
-
-static tddp_status reserve(void *data, const tddp_op *op, void **turn)
-{
-    int device;
-    tddp_nccl_turn *taken = NULL;
-    tddp_status status = tddp_nccl_device_of(data, op, &device);
-    status = status ? status : tddp_nccl_turn_take(device, &taken);
-    *turn = taken;
-    return status;
-}
-
-static void release(void *data, void *turn)
-{
-    (void)data;
-    tddp_nccl_turn_end(turn);
-}
 
 static tddp_status post(void *data, const tddp_op *op, void **request)
 {
     tddp_nccl_context *self = data;
+    int device;
+    tddp_nccl_communicator *communicator;
+    tddp_nccl_request *made;
     if (op->kind == TDDP_OP_RECV && op->peer == TDDP_ANY_SOURCE) {
         return tddp_fail(TDDP_UNSUPPORTED, "nccl cannot receive from any rank: name the sender, or "
                                            "use gloo");
     }
-    pending_op *pending = calloc(1, sizeof *pending);
-    if (!pending) {
-        return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+    tddp_status status = tddp_nccl_device_of(self, op, &device);
+    status = status ? status : tddp_nccl_communicator_for(self, op, device, &communicator);
+    status = status ? status : tddp_nccl_request_create(communicator, op, &made);
+    if (status == TDDP_OK) {
+        *request = made;
     }
-    tddp_status status = make_request(self, op, &pending->request);
-    if (status == TDDP_OK && op->batch > 0) {
-        status = tddp_nccl_batch_add(self, pending->request, &pending->batch);
+    return status;
+}
+
+/* Messages of a batch are on one communicator, or none is launched. */
+static tddp_status check_batch(tddp_nccl_request *const *requests, size_t count)
+{
+    const tddp_nccl_communicator *first = requests[0]->communicator;
+    for (size_t i = 1; i < count; i++) {
+        if (requests[i]->communicator != first) {
+            return tddp_fail(TDDP_INVALID_ARGUMENT,
+                             "message %zu of a batch is on cuda:%d: expected cuda:%d, that of the "
+                             "first one",
+                             i, requests[i]->communicator->opts.device, first->opts.device);
+        }
     }
-    if (status) {
-        tddp_nccl_request_free(pending->request);
-        free(pending);
-        return status;
-    }
-    *request = pending;
     return TDDP_OK;
 }
 
-static tddp_status launch(void *data, void *request)
+static tddp_status launch(void *data, void *const *posted, size_t count)
 {
-    pending_op *pending = request;
-    return pending->batch ? tddp_nccl_batch_launch(pending->batch, data)
-                          : launch_in_turn(data, pending->request);
-}
-
-static int launches_at_once(void *data, void *request)
-{
-    const pending_op *pending = request;
-    if (pending->batch) {
-        return tddp_nccl_batch_launches_at_once(pending->batch, data);
+    tddp_nccl_context *self = data;
+    tddp_nccl_request *const *requests = (tddp_nccl_request *const *)posted;
+    const tddp_op *op = requests[0]->op;
+    const tddp_nccl_limits limits = {requests[0]->deadline_ns, op->cancel};
+    tddp_status status = check_batch(requests, count);
+    if (status == TDDP_OK && !tddp_op_is_p2p(op->kind) && tddp_nccl_checks_calls(op)) {
+        status = tddp_nccl_check_calls(&self->call_checker, op, limits);
     }
-    const tddp_op *op = pending->request->op;
-    return tddp_nccl_is_warm(pending->request->communicator, op->kind) &&
-           (tddp_op_is_p2p(op->kind) || !tddp_nccl_checks_calls(op)) &&
-           (!op->turn || tddp_nccl_turn_has_come(op->turn));
+    status = status ? status : tddp_nccl_connect(requests[0]->communicator, limits);
+    return status ? status : tddp_nccl_launch(requests, count);
 }
 
 static tddp_status order(void *data, void *request, void *stream)
 {
     (void)data;
-    return tddp_nccl_request_order(((pending_op *)request)->request, stream);
+    return tddp_nccl_request_order(request, stream);
 }
 
-static tddp_status await(void *data, void *request)
+static tddp_status test(void *data, void *request, int *complete)
 {
     (void)data;
-    return tddp_nccl_request_wait(((pending_op *)request)->request);
+    return tddp_nccl_request_test(request, complete);
 }
 
 static tddp_status finish(void *data, void *request, int *source)
 {
-    pending_op *pending = request;
-    const tddp_op *op = pending->request->op;
+    tddp_nccl_request *finished = request;
+    const tddp_op *op = finished->op;
+    (void)data;
     if (op->device_ns) {
-        *op->device_ns = tddp_nccl_request_ns(pending->request);
+        *op->device_ns = tddp_nccl_request_ns(finished);
     }
     if (op->kind == TDDP_OP_RECV) {
         *source = op->peer;
     }
-    if (pending->batch) {
-        tddp_nccl_batch_leave(pending->batch, data);
-    }
-    tddp_nccl_request_free(pending->request);
-    free(pending);
+    tddp_nccl_request_free(finished);
     return TDDP_OK;
 }
 
@@ -160,27 +96,20 @@ static void abort_all(void *data)
 {
     tddp_nccl_context *self = data;
     atomic_store(&self->aborted, true);
-    tddp_nccl_turns_wake();
     tddp_nccl_abort(tddp_nccl_communicators(self));
 }
 
 static void destroy(void *data)
 {
     tddp_nccl_context *self = data;
-    tddp_nccl_overdue_stop(&self->overdue);
     tddp_nccl_close(self->list);
     free(self->of_two);
-    free(self->batched);
+    tddp_meeting_close(self->call_checker.meeting);
     free(self->call_checker.calls);
     tddp_store_release(self->call_checker.own);
     tddp_store_release(self->store);
     pthread_mutex_destroy(&self->mutex);
     free(self);
-}
-
-static bool look_for_overdue(void *data)
-{
-    return tddp_nccl_abort_overdue(tddp_nccl_communicators(data));
 }
 
 static tddp_status create_context(const tddp_backend_opts *opts,
@@ -189,11 +118,6 @@ static tddp_status create_context(const tddp_backend_opts *opts,
     tddp_nccl_context *self = calloc(1, sizeof *self);
     if (!self) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
-    }
-    tddp_status status = tddp_nccl_overdue_init(&self->overdue, look_for_overdue, self);
-    if (status) {
-        free(self);
-        return status;
     }
     self->libraries = libraries;
     self->rank = opts->rank;
@@ -206,8 +130,7 @@ static tddp_status create_context(const tddp_backend_opts *opts,
         (tddp_nccl_call_checker){.rank = self->rank, .size = self->size, .store = self->store};
     pthread_mutex_init(&self->mutex, NULL);
     self->of_two = calloc((size_t)self->size, sizeof *self->of_two);
-    self->batched = calloc((size_t)self->size, sizeof *self->batched);
-    if (!self->of_two || !self->batched) {
+    if (!self->of_two) {
         destroy(self);
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
     }
@@ -253,8 +176,7 @@ static tddp_status decline(void *data, const tddp_wait *wait)
     if (!opts.parent) {
         return TDDP_OK;
     }
-    tddp_status status =
-        tddp_nccl_communicator_create(self->libraries, &self->overdue, &opts, &none);
+    tddp_status status = tddp_nccl_communicator_create(self->libraries, &opts, &none);
     if (status) {
         return status;
     }
@@ -274,8 +196,7 @@ static tddp_status create_bound(tddp_nccl_context *self, tddp_nccl_communicator 
                                               .key = "nccl/0",
                                               .parent = parent};
     self->created = 1;
-    tddp_status status =
-        tddp_nccl_communicator_create(self->libraries, &self->overdue, &opts, &self->list);
+    tddp_status status = tddp_nccl_communicator_create(self->libraries, &opts, &self->list);
     if (status == TDDP_OK) {
         self->of_all[self->device] = self->list;
         status = connect_now(self->list, limits);
@@ -328,24 +249,12 @@ static const tddp_backend_v1 backend = {
     .destroy = destroy,
     .post = post,
     .finish = finish,
-    .traits = TDDP_BACKEND_QUEUES,
+    .launches = (1u << TDDP_OP_COUNT) - 1,
     .launch = launch,
     .order = order,
-    .await = await,
-    .reserve = reserve,
-    .release = release,
-    .launches_at_once = launches_at_once,
+    .test = test,
     .decline = decline,
     .op_count = TDDP_OP_COUNT,
-    .run = {[TDDP_OP_ALL_REDUCE] = run,
-            [TDDP_OP_BROADCAST] = run,
-            [TDDP_OP_BARRIER] = run,
-            [TDDP_OP_ALL_GATHER] = run,
-            [TDDP_OP_REDUCE_SCATTER] = run,
-            [TDDP_OP_REDUCE] = run,
-            [TDDP_OP_GATHER] = run,
-            [TDDP_OP_SCATTER] = run,
-            [TDDP_OP_ALL_TO_ALL] = run},
 };
 
 TDDP_API const tddp_backend_v1 *tddp_backend_query(uint32_t core_abi);

@@ -390,7 +390,7 @@ static tddp_status put(launch *self, tddp_nccl_request *const *requests, size_t 
         status = record_before(self, requests[i]);
     }
     if (status == TDDP_OK) {
-        status = self->op->batch > 0              ? put_messages(self, requests, count)
+        status = self->op->batched                ? put_messages(self, requests, count)
                  : tddp_op_is_p2p(self->op->kind) ? message(self)
                                                   : collective(self);
     }
@@ -403,7 +403,7 @@ static tddp_status put(launch *self, tddp_nccl_request *const *requests, size_t 
     return status;
 }
 
-tddp_status tddp_nccl_launch_batch(tddp_nccl_request *const *requests, size_t count)
+tddp_status tddp_nccl_launch(tddp_nccl_request *const *requests, size_t count)
 {
     const tddp_nccl_request *first = requests[0];
     tddp_nccl_communicator *communicator = first->communicator;
@@ -422,14 +422,6 @@ tddp_status tddp_nccl_launch_batch(tddp_nccl_request *const *requests, size_t co
         status = put(&it, requests, count);
         tddp_nccl_end_calls(communicator);
     }
-    if (status == TDDP_OK && first->op->batch == 0) {
-        atomic_fetch_or(&communicator->warm, 1u << first->op->kind);
-    }
     tddp_cuda_leave(it.cuda, &place);
     return status;
-}
-
-tddp_status tddp_nccl_launch(tddp_nccl_request *self)
-{
-    return tddp_nccl_launch_batch(&self, 1);
 }

@@ -1,5 +1,5 @@
 /*
- * Requests: operations put on a communicator's stream, after the caller's stream, and waited for
+ * Requests: operations put on a communicator's stream, after the caller's stream, and tested
  * later. Any thread. Operations of a communicator are put on it one at a time, in the order in
  * which they match those of other ranks.
  */
@@ -16,7 +16,8 @@ typedef struct tddp_nccl_request {
     tddp_cuda_event ready;   /* recorded on the caller's stream */
     tddp_cuda_event started; /* NULL: not timed */
     tddp_cuda_event done;
-    int64_t deadline_ns;
+    int64_t deadline_ns; /* of its launch */
+    unsigned tests;
 } tddp_nccl_request;
 
 /* Records the position of the caller's stream: later work on it is not waited for. The caller
@@ -24,15 +25,14 @@ typedef struct tddp_nccl_request {
 TDDP_NODISCARD tddp_status tddp_nccl_request_create(tddp_nccl_communicator *communicator,
                                                     const tddp_op *op, tddp_nccl_request **out);
 
-/* Puts an operation on its communicator's stream: a collective of all ranks, or a message on that
- * of the two ranks. */
-TDDP_NODISCARD tddp_status tddp_nccl_launch(tddp_nccl_request *self);
+/* Puts an operation on its communicator's stream: a collective of all ranks, a message on that of
+ * the two ranks, or several messages of a batch, in one group, on that of all ranks. All have the
+ * same communicator, which is connected. */
+TDDP_NODISCARD tddp_status tddp_nccl_launch(tddp_nccl_request *const *requests, size_t count);
 
-/* Puts several messages on the communicator of all ranks, which they all have, in one group. */
-TDDP_NODISCARD tddp_status tddp_nccl_launch_batch(tddp_nccl_request *const *requests, size_t count);
-
-/* Waits until a launched request is complete. */
-TDDP_NODISCARD tddp_status tddp_nccl_request_wait(tddp_nccl_request *self);
+/* Whether a launched request is complete, at once. Errors: of the device, of NCCL's own threads;
+ * TDDP_GROUP_FAILED after an abort. */
+TDDP_NODISCARD tddp_status tddp_nccl_request_test(tddp_nccl_request *self, int *complete);
 
 /* Makes a stream of the device wait for a launched request. */
 TDDP_NODISCARD tddp_status tddp_nccl_request_order(tddp_nccl_request *self,

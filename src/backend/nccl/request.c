@@ -1,14 +1,17 @@
 /*
  * The events of a request: the preceding work on the caller's stream, and the end of the operation,
  * for which the host and other streams wait. Created on the caller's thread, launched by
- * operations.c, waited for and freed on a thread of the group.
+ * operations.c, tested and freed on a thread of libtddp's.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include <tddp/trace.h>
 
+#include "backend/nccl/failures.h"
 #include "backend/nccl/operations.h"
+
+enum { TESTS_PER_CHECK = 8 }; /* of a request, for each check of its communicator */
 
 /* The buffer whose stream is the caller's: some ranks have only an input or an output. */
 static const tddp_buffer *main_buffer(const tddp_op *op)
@@ -86,13 +89,31 @@ tddp_status tddp_nccl_request_create(tddp_nccl_communicator *communicator, const
     return TDDP_OK;
 }
 
-tddp_status tddp_nccl_request_wait(tddp_nccl_request *self)
+/* With the device current. An event tells nothing of a dead peer: NCCL's state does. */
+static tddp_status test_event(tddp_nccl_request *self, int *complete)
+{
+    const tddp_cuda *cuda = self->libraries->cuda;
+    tddp_cuda_error error = cuda->cudaEventQuery(self->done);
+    /* After an abort the operation isn't complete, whatever the event says. */
+    if (atomic_load(&self->communicator->aborted)) {
+        return tddp_nccl_fail_aborted("waiting for the device");
+    }
+    if (error != TDDP_CUDA_NOT_READY) {
+        *complete = error == TDDP_CUDA_SUCCESS;
+        return tddp_cuda_check(cuda, error, "cudaEventQuery");
+    }
+    (void)cuda->cudaGetLastError();
+    *complete = 0;
+    return self->tests++ % TESTS_PER_CHECK == 0 ? tddp_nccl_check(self->communicator) : TDDP_OK;
+}
+
+tddp_status tddp_nccl_request_test(tddp_nccl_request *self, int *complete)
 {
     const tddp_cuda *cuda = self->libraries->cuda;
     tddp_cuda_place place;
     tddp_status status = tddp_cuda_enter(cuda, self->communicator->opts.device, &place);
     if (status == TDDP_OK) {
-        status = tddp_nccl_wait_event(self->communicator, self->done, self->deadline_ns);
+        status = test_event(self, complete);
         tddp_cuda_leave(cuda, &place);
     }
     return status;

@@ -126,9 +126,6 @@ const tddp_op *tddp_staged_inner_op(tddp_staged *self)
     self->op.sequence = self->requested->sequence;
     self->op.cancel = self->requested->cancel;
     self->op.awaited = self->requested->awaited;
-    self->op.turn = self->requested->turn;
-    self->op.batch = self->requested->batch;
-    self->op.batch_index = self->requested->batch_index;
     self->op.timeout_ms = left > 0 ? left : 1;
     return &self->op;
 }
@@ -150,6 +147,7 @@ tddp_status tddp_staged_create(tddp_staging *owner, const tddp_op *op, tddp_stag
     self->owner = owner;
     self->cuda = cuda;
     self->requested = op;
+    self->outcome = TDDP_GROUP_FAILED;
     self->type = op->input.device_type == TDDP_CPU ? TDDP_CUDA : TDDP_CPU;
     self->device = self->type == TDDP_CPU ? op->input.device_index : device >= 0 ? device : 0;
     self->deadline = tddp_deadline_after_ms(op->timeout_ms);

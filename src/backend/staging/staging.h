@@ -1,7 +1,7 @@
 /*
  * Operations on memory that a backend doesn't support, on copies in memory that it does support:
  * CUDA memory through pinned host memory for a backend on the host, host memory through a device's
- * for a backend on devices. A wrapper of the backend's table.
+ * for a backend on devices, whose operations are launched. A wrapper of the backend's table.
  *
  *     table.c       the wrapper: its table and its context
  *     staged.c      an operation on copies, step by step
@@ -162,6 +162,7 @@ typedef struct tddp_staged {
     int device;
     int64_t deadline;
     tddp_staging_stage stage;
+    tddp_status outcome;   /* so far, of an operation that is launched */
     tddp_cuda_stream last; /* on which all copies of this direction have ended in the end */
     bool alarmed;          /* and it tells of that */
     tddp_op op;            /* the inner backend's */

@@ -6,18 +6,21 @@
  * the next one that runs. Copies end before the inner context is destroyed, or their memory is kept
  * until then.
  */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "backend/staging/staging.h"
-
-enum { TEXT_BYTES = 2048 };
 
 static const uint32_t BOTH = 1u << TDDP_CPU | 1u << TDDP_CUDA;
 
 static const tddp_inner *inner_of(void *context)
 {
     return &((const tddp_staging *)context)->inner;
+}
+
+/* Whether operations on copies are launched, since the copies are on a device. */
+static bool launches(const tddp_staging *self)
+{
+    return self->inner.backend->launches != 0;
 }
 
 static bool supports(const tddp_staging *self, const tddp_op *op)
@@ -137,29 +140,17 @@ static tddp_status prepare(void *context, const tddp_op *op, void **prepared)
 /* A request's data is its staged operation; NULL: it is on the caller's memory. */
 static tddp_status post(void *context, const tddp_op *op, void **request)
 {
-    tddp_staged *staged = op->prepared;
+    void *staged = op->prepared;
+    tddp_status status = launches(context) ? prepare(context, op, &staged) : TDDP_OK;
+    if (status) {
+        return status;
+    }
     const tddp_op *inner_op = staged ? tddp_staged_inner_op(staged) : op;
-    tddp_status status = tddp_inner_post(inner_of(context), inner_op, staged, request);
+    status = tddp_inner_post(inner_of(context), inner_op, staged, request);
     if (status && staged) {
         tddp_staged_end(staged, status);
     }
     return status;
-}
-
-/* Completes a message on copies: on a device's queue, if that is where the copies are. */
-static tddp_status finish_inner(const tddp_inner *inner, void *request, int *source)
-{
-    char text[TEXT_BYTES] = "";
-    tddp_status status = TDDP_OK;
-    if (inner->backend->traits & TDDP_BACKEND_QUEUES) {
-        status = tddp_inner_launch(NULL, request);
-        status = status ? status : tddp_inner_await(NULL, request);
-    }
-    if (status) {
-        (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    }
-    tddp_status finished = tddp_inner_finish(NULL, request, source);
-    return status ? tddp_fail(status, "%s", text) : finished;
 }
 
 static tddp_status finish(void *context, void *request, int *source)
@@ -168,17 +159,55 @@ static tddp_status finish(void *context, void *request, int *source)
     if (!staged) {
         return tddp_inner_finish(context, request, source);
     }
-    if (!(inner_of(context)->backend->traits & TDDP_BACKEND_QUEUES)) {
-        (void)tddp_staged_inner_op(staged); /* with the token of this call */
-    }
-    tddp_status status = finish_inner(inner_of(context), request, source);
+    (void)tddp_staged_inner_op(staged); /* with the token of this call */
+    tddp_status status = tddp_inner_finish(context, request, source);
     if (tddp_inner_is_interrupted(inner_of(context), status)) {
+        return status;
+    }
+    if (launches(context)) {
+        tddp_staged_end(staged, staged->outcome);
         return status;
     }
     if (status == TDDP_OK) {
         status = tddp_staged_copy_out(staged);
     }
     tddp_staged_end(staged, status);
+    return status;
+}
+
+static tddp_status launch(void *context, void *const *requests, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        tddp_staged *staged = ((const tddp_inner_request *)requests[i])->data;
+        if (staged) {
+            (void)tddp_staged_inner_op(staged); /* with its number, and the token of this call */
+        }
+    }
+    tddp_status status = tddp_inner_launch(context, requests, count);
+    for (size_t i = 0; i < count && status; i++) {
+        tddp_staged *staged = ((const tddp_inner_request *)requests[i])->data;
+        if (staged) {
+            staged->outcome = status;
+        }
+    }
+    return status;
+}
+
+/* The result is copied once the device has it. */
+static tddp_status test(void *context, void *request, int *complete)
+{
+    static const tddp_cancel at_once = TDDP_CANCEL_AT_ONCE;
+    tddp_staged *staged = ((const tddp_inner_request *)request)->data;
+    int ended = staged && staged->stage == TDDP_STAGING_COPYING_OUT;
+    tddp_status status = ended ? TDDP_OK : tddp_inner_test(context, request, &ended);
+    if (staged && status == TDDP_OK && ended) {
+        staged->cancel = &at_once;
+        status = tddp_staged_copy_out(staged);
+        ended = status == TDDP_OK;
+        staged->outcome = status;
+        status = status == TDDP_CANCELED ? TDDP_OK : status;
+    }
+    *complete = ended;
     return status;
 }
 
@@ -232,32 +261,12 @@ static tddp_status decline(void *context, const tddp_wait *wait)
     return tddp_inner_decline(inner_of(context), wait);
 }
 
-static tddp_status reserve(void *context, const tddp_op *op, void **turn)
-{
-    const tddp_staging *self = context;
-    const int device = atomic_load(&self->device);
-    tddp_op moved = *op; /* only its kind and its memory's place are looked at */
-    if (!supports(self, op)) {
-        moved.input.device_type = moved.output.device_type = TDDP_CUDA;
-        moved.input.device_index = moved.output.device_index = device > 0 ? device : 0;
-    }
-    return self->inner.backend->reserve(self->inner.context, &moved, turn);
-}
-
-static void release(void *context, void *turn)
-{
-    const tddp_inner *inner = inner_of(context);
-    inner->backend->release(inner->context, turn);
-}
-
 /* --- the table ------------------------------------------------------------------------------- */
 
-/* Copies of CUDA memory are on the host, where nothing is queued. */
 static tddp_status fill(tddp_wrapper *self)
 {
     const tddp_backend_v1 *inner = self->inner[0];
     const uint32_t copied = BOTH & ~inner->device_types;
-    const uint32_t queues = copied & 1u << TDDP_CPU ? inner->traits & TDDP_BACKEND_QUEUES : 0;
     tddp_backend_v1 *table = &self->table;
     *table = (tddp_backend_v1){
         .abi = TDDP_BACKEND_ABI,
@@ -269,18 +278,16 @@ static tddp_status fill(tddp_wrapper *self)
         .destroy = destroy,
         .post = inner->post ? post : NULL,
         .finish = inner->post ? finish : NULL,
-        .traits = (inner->traits & ~(uint32_t)TDDP_BACKEND_QUEUES) | queues,
+        .traits = inner->traits,
         .allocate = inner->allocate ? allocate : NULL,
         .deallocate = inner->deallocate,
-        .launch = queues ? tddp_inner_launch : NULL,
-        .order = queues ? tddp_inner_order : NULL,
-        .await = queues ? tddp_inner_await : NULL,
-        .launches_at_once = queues ? tddp_inner_launches_at_once : NULL,
-        .reserve = inner->reserve ? reserve : NULL,
-        .release = inner->release ? release : NULL,
+        .launches = inner->launches,
+        .launch = inner->launches ? launch : NULL,
+        .order = inner->launches ? tddp_inner_order : NULL,
+        .test = inner->launches ? test : NULL,
         .decline = inner->decline ? decline : NULL,
         .check = check,
-        .prepare = prepare,
+        .prepare = inner->launches ? NULL : prepare,
         .events = inner->events ? events : NULL,
         .resumes = inner->resumes ? resumes : NULL,
         .polls = inner->polls ? polls : NULL,

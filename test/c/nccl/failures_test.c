@@ -1,7 +1,9 @@
 /* Ranks that die, groups that end early, calls that fail: with stand-ins for NCCL and CUDA. */
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "args.h"
 #include "nccl/world.h"
 #include "recorded.h"
 #include "standin/standin.h"
@@ -84,15 +86,107 @@ MULTI_TEST(a_group_that_ends_while_operations_run, 2, 30)
     tddp_work *work;
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
+    CHECK_OK(sum(group, data, 100)); /* the first one's launch waits for the other rank's */
     if (rank == 0) {
         CHECK_OK(
             tddp_all_reduce(group, on_device(data, 100, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, &work));
-        await_started(group, 1);
+        await_started(group, 2);
         tddp_group_shutdown(group, 0);
         CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_GROUP_CLOSED);
         tddp_work_release(work);
     }
     CHECK_MEET(DONE, world_size);
+    part(group, store);
+}
+
+static void *shut_down(void *group)
+{
+    await_started(group, 1);
+    tddp_group_shutdown(group, 0);
+    return NULL;
+}
+
+/* The caller is within the launch, which waits for the other rank. */
+static void check_end_in_launch(int rank, int world_size, int port, int device)
+{
+    static float data[100];
+    tddp_work *work;
+    pthread_t thread;
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, device, 20 * TIMEOUT_MS);
+    if (rank == 0) {
+        CHECK_INT(pthread_create(&thread, NULL, shut_down, group), 0);
+        CHECK_OK(
+            tddp_all_reduce(group, on_device(data, 100, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, &work));
+        CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_GROUP_CLOSED);
+        tddp_work_release(work);
+        CHECK_INT(pthread_join(thread, NULL), 0);
+    }
+    CHECK_MEET(DONE, world_size);
+    part(group, store);
+}
+
+MULTI_TEST(a_group_that_ends_during_a_launch, 2, 30)
+{
+    check_end_in_launch(rank, world_size, port, 0);
+}
+
+MULTI_TEST(a_group_that_ends_while_ranks_connect, 2, 30)
+{
+    check_end_in_launch(rank, world_size, port, -1);
+}
+
+/* The launch is ended by the watchdog: within NCCL nothing looks at a deadline. */
+MULTI_TEST(a_launch_that_takes_too_long, 2, 60)
+{
+    static float data[100];
+    tddp_work *work;
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, 0, 500);
+    if (rank == 0) {
+        CHECK_OK(
+            tddp_all_reduce(group, on_device(data, 100, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, &work));
+        CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_TIMEOUT);
+        CHECK_CONTAINS(tddp_error_message(), "in the time given");
+        CHECK_CONTAINS(tddp_error_message(), "not arrived: rank 1");
+        tddp_work_release(work);
+    }
+    CHECK_MEET(DONE, world_size);
+    part(group, store);
+}
+
+/* The interrupt ends the call, not the operation: a lent thread connects and launches it, and the
+ * next one is launched after it. */
+MULTI_TEST(a_launch_that_is_interrupted, 2, 30)
+{
+    static float data[2][100];
+    tddp_work *works[2];
+    tddp_cancel *token;
+    tddp_op_args args = sum_args(on_device(data[0], 100, TDDP_FLOAT32));
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, -1, TIMEOUT_MS);
+    data[0][99] = data[1][99] = (float)(rank + 1);
+    CHECK_OK(tddp_cancel_create(&token));
+    if (rank == 0) {
+        tddp_cancel_trigger(token);
+        args.cancel = token;
+    } else {
+        CHECK_AWAIT(DONE, 1);
+    }
+    CHECK_OK(tddp_submit(group, &args, &works[0]));
+    if (rank == 0) {
+        CHECK_INT(tddp_work_completed(works[0]), 0);
+        check_signal(DONE);
+    }
+    CHECK_OK(tddp_all_reduce(group, on_device(data[1], 100, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0,
+                             &works[1]));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(tddp_work_wait(works[i], NULL));
+        CHECK_INT((int)tddp_work_sequence(works[i]), i + 1);
+        CHECK_DOUBLE((double)data[i][99], 3, 0);
+        tddp_work_release(works[i]);
+    }
+    tddp_cancel_free(token);
     part(group, store);
 }
 
