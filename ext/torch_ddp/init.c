@@ -83,6 +83,7 @@ void Init_ext(void)
     tddp_rb_init_nogvl();
     tddp_rb_init_tensor();
     tddp_rb_init_store();
+    tddp_rb_init_meeting();
     tddp_rb_init_group();
     tddp_rb_init_delegate();
     tddp_rb_init_work();

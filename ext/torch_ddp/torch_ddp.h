@@ -216,6 +216,7 @@ void tddp_rb_init_error(void);
 void tddp_rb_init_nogvl(void);
 void tddp_rb_init_store(void);
 void tddp_rb_init_store_kinds(VALUE store);
+void tddp_rb_init_meeting(void);
 void tddp_rb_init_group(void);
 void tddp_rb_init_collectives(VALUE group);
 void tddp_rb_init_operands(void);

@@ -64,6 +64,17 @@ class GroupMistakesTest < Minitest::Test
     end
   end
 
+  def test_an_agreement_leaves_no_keys
+    said = world(3) do |rank|
+      3.times { |member| Distributed.new_group([member, 2].uniq) }
+      Distributed.new_group([1, 2], use_local_synchronization: true) unless rank.zero?
+      Distributed.barrier # rank 0 removes what it has agreed on, else the last one
+      store = Distributed.default_process_group._store
+      store.list_keys.grep(/\Aagreement/).tap { store.close }
+    end
+    assert_equal [[]], said.uniq
+  end
+
   def test_long_lists_are_shown_where_they_differ
     said = world(2) do |rank|
       lists = Array.new(120) { [0, 1] }

@@ -2,26 +2,23 @@
 
 module Torch
   module Distributed
-    # A call that all processes of a group must make with the same arguments, checked through the group's store: a rank
-    # that calls something else, fails before, is interrupted or does not arrive, is reported on all ranks.
+    # A call that all processes of a group must make with the same arguments: they meet in the group's store, each with its
+    # call as its record. A rank that calls something else, fails before, is interrupted or does not arrive, is reported on
+    # all ranks: the first failure of the meeting is the outcome for all of them.
     #
-    # Keys: `call` the call of the first rank to arrive; `at/RANK` this rank is there; `arrived` how many agree; `outcome`
-    # set by the first rank that knows it; `finished` how many are done; `left` all are.
+    # The ranks meet a second time to leave, for which global rank 0, which may host the store, waits.
     #
     # @api private
     class Agreement
-      # Seconds: between checks of the other processes (a TCP store serves one call at a time, so other threads also need
-      # waits to be short); between log lines that name the missing ranks; how long the store's host waits for the
-      # others after a failure; how long a process may take to end after its connections have.
-      SLICE = 0.25
+      # Seconds: between log lines that name the missing ranks; how long the store's host waits for the others after a
+      # failure; how long a process may take to end after its connections have.
       REPORT_EVERY = 10
       LEAVE_TIMEOUT = 0.5
       END_TIMEOUT = 0.3
 
-      # How much of a call is shown to the others, and the outcome if all agree.
+      # How much of a call is shown to the others.
       SHOWN = 160
-      AGREED = "agreed"
-      private_constant :SLICE, :REPORT_EVERY, :LEAVE_TIMEOUT, :END_TIMEOUT, :SHOWN, :AGREED
+      private_constant :REPORT_EVERY, :LEAVE_TIMEOUT, :END_TIMEOUT, :SHOWN
 
       # @param store [Store] for this call alone
       # @param operation [String] for the texts: "new_group"
@@ -35,6 +32,7 @@ module Torch
         @rank = group.ranks[group.rank]
         @timeout = group.timeout
         @started = now
+        @calls = meet("calls")
       end
 
       # Runs the block, which must call {#reach} once its arguments are checked; if it fails before, the reason is reported
@@ -46,7 +44,7 @@ module Torch
       rescue NetworkError, StoreError => e
         raise explained(e)
       ensure
-        report_failure(TorchDDP::PassingError.current) unless @outcome
+        report_failure(TorchDDP::PassingError.current) unless @decided
         leave(fine)
       end
 
@@ -59,13 +57,11 @@ module Torch
       def reach(call, timeout = @timeout)
         @timeout = timeout
         @store.timeout = timeout
-        call = call.b
-        first, theirs = @store.compare_set("call", "", "#{@rank} #{call}").split(" ", 2)
-        @store.set("at/#{@rank}", "1")
-        differ(call, first, theirs) unless theirs == call
-        set_outcome_text(AGREED) if @store.add("arrived", 1) == @ranks.size
-        @outcome || wait_for_outcome
-        raise_outcome unless @outcome == AGREED
+        @calls.give(call)
+        @calls.read
+        text = difference
+        text ? decide(MismatchError, text) : wait_for_others
+        @decided = true
       end
 
       private
@@ -74,38 +70,49 @@ module Torch
         Process.clock_gettime(Process::CLOCK_MONOTONIC)
       end
 
+      def meet(name)
+        Meeting.new(@store, name, @ranks.index(@rank), @ranks.size, @group, @ranks.map { |rank| @group.group_rank(rank) })
+      end
+
       # A store that is gone went with the process that hosts it, if one has just ended.
       def explained(error)
         limit = now + END_TIMEOUT
-        rank, who = ended.first
+        rank, who = ended
         until rank
           return error if now > limit
 
           sleep(END_TIMEOUT / 30)
-          rank, who = ended.first
+          rank, who = ended
         end
 
         PeerLostError.new("#{@operation}: lost global rank #{rank} (#{who}): its process has ended; seen here: #{error.message}")
       end
 
-      # @return [Hash] the global ranks whose processes are known to have ended, and who they were
+      # @return [Array(Integer, String), nil] a global rank whose process is known to have ended, and who it was
       def ended
-        @ranks.to_h { |rank| [rank, @group._ended_peer(@group.group_rank(rank))] }.compact
+        @ranks.to_h { |rank| [rank, @group._ended_peer(@group.group_rank(rank))] }.compact.first
       end
 
       def report_failure(cause)
-        set_outcome(MismatchError, "global rank #{@rank} could not take part in #{@operation}: " +
-          (cause ? [cause.message, "(#{cause.class.name})"].reject(&:empty?).join(" ") : "it was interrupted"))
-      rescue Error
-        # The store is lost, which is reported instead.
-        nil
+        @calls.fail(reason(MismatchError, "global rank #{@rank} could not take part in #{@operation}: " +
+          (cause ? [cause.message, "(#{cause.class.name})"].reject(&:empty?).join(" ") : "it was interrupted")))
       end
 
-      def differ(call, first, theirs)
-        at = call.bytes.zip(theirs.bytes).index { |mine, other| mine != other } || call.size
-        set_outcome(MismatchError, "the ranks disagree on a group: global rank #{@rank} calls #{excerpt(call, at)}, " \
-          "global rank #{first} #{excerpt(theirs, at)}: all must make the same calls, in the same order")
-        raise_outcome
+      def reason(kind, text)
+        "#{kind.name[/\w+\z/]} #{TorchDDP.printable(text)}"
+      end
+
+      # What the ranks that have arrived disagree on; the same text on all ranks that have read the same.
+      #
+      # @return [String, nil]
+      def difference
+        first, second = @calls.records.each_with_index.select(&:first).uniq(&:first)
+        return unless second
+
+        (mine, rank), (other, other_rank) = first, second
+        at = mine.bytes.zip(other.bytes).index { |one, another| one != another } || mine.bytesize
+        "the ranks disagree on a group: global rank #{@ranks[rank]} calls #{excerpt(mine, at)}, global rank #{@ranks[other_rank]} " \
+          "#{excerpt(other, at)}: all must make the same calls, in the same order"
       end
 
       # Long lists of ranks are shown from a little before the place where they differ.
@@ -115,85 +122,90 @@ module Torch
         "#{"... " if from.positive?}#{part}#{" ..." if from + SHOWN < call.size}"
       end
 
-      def set_outcome(kind, text)
-        set_outcome_text("#{kind.name[/\w+\z/]} #{text}")
+      # The first failure counts, unless all had arrived before it.
+      def decide(kind, text)
+        @calls.fail(reason(kind, text))
+        @calls.await(0)
+        agree
+      rescue TimeoutError, PeerLostError
+        raise_failure || fail_with(kind, text)
       end
 
-      # The first outcome counts. Servers of PyTorch do not wake waiters for a key that compare_set created: it is set
-      # again.
-      def set_outcome_text(text)
-        standing = @store.compare_set("outcome", "", text.b)
-        @store.set("outcome", standing) if standing == text.b
-        @outcome = standing.force_encoding(Encoding::UTF_8)
+      # All have arrived, and each compares.
+      def agree
+        text = difference
+        fail_with(MismatchError, text) if text
       end
 
-      def wait_for_outcome
+      # @return [nil] if no rank has failed
+      def raise_failure
+        _, reason = @calls.failure
+        return unless reason
+
+        kind, text = reason.force_encoding(Encoding::UTF_8).scrub.split(" ", 2)
+        fail_with(Distributed.const_get(kind), text)
+      end
+
+      def fail_with(kind, text)
+        @decided = true
+        raise kind, TorchDDP.printable(text), cause: nil
+      end
+
+      def wait_for_others
+        deadline = @started + @timeout
         report_at = @started + REPORT_EVERY
-        until @outcome ||= wait_for("outcome")
-          if now >= @started + @timeout
-            return set_outcome(TimeoutError, "global rank #{@rank} waited #{@timeout.to_f.round(1)} s in vain for " \
-              "#{name(missing)} to call #{@operation} as well")
-          end
-          check_processes
-          next if now < report_at || @outcome
+        begin
+          @calls.await([[deadline, report_at].min - now, 0].max)
+        rescue TimeoutError
+          return report_missing if now >= deadline
 
           report_at += REPORT_EVERY
-          Distributed._warn "torch-ddp: global rank #{@rank} has waited #{(now - @started).round} s in #{@operation} for #{name(missing)}"
+          Distributed._warn "torch-ddp: global rank #{@rank} has waited #{(now - @started).round} s in #{@operation} for #{missing(@calls)}"
+          retry
+        rescue PeerLostError => e
+          return raise_failure || report_lost(e.message)
         end
+        agree
       end
 
-      def missing(ranks = @ranks)
-        ranks.reject { |rank| @store.check(["at/#{rank}"]) }
+      def report_missing
+        decide(TimeoutError, "global rank #{@rank} waited #{@timeout.to_f.round(1)} s in vain for #{missing(@calls)} to call #{@operation} as well")
       end
 
       # A process that has ended will not arrive.
-      def check_processes
-        gone = ended
-        rank = missing(gone.keys).first
-        return unless rank
-
-        set_outcome(PeerLostError, "global rank #{rank} (#{gone[rank]}) has ended and will not call #{@operation} as well; " \
-          "global rank #{@rank} has waited #{(now - @started).round(1)} s for it")
+      def report_lost(who)
+        decide(PeerLostError, "#{who} and will not call #{@operation} as well; global rank #{@rank} has waited #{(now - @started).round(1)} s for it")
       end
 
-      def wait_for(key)
-        @store.wait([key], (@started + @timeout - now).clamp(0.01, SLICE))
-        @store.get(key).force_encoding(Encoding::UTF_8)
-      rescue TimeoutError
-        nil
-      end
-
-      def name(ranks)
+      def missing(meeting)
+        ranks = meeting.missing.map { |place| @ranks[place] }
         shown = ranks.first(8).join(", ")
         "global rank#{"s" if ranks.size > 1} #{shown}#{", ... (#{ranks.size} in all)" if ranks.size > 8} of #{@ranks.size}"
       end
 
-      def raise_outcome
-        kind, text = @outcome.split(" ", 2)
-        raise Distributed.const_get(kind), TorchDDP.printable(text)
-      end
-
-      # Global rank 0, which may host the store, leaves last.
+      # Where global rank 0 takes no part, nobody waits.
       def leave(fine)
         @store.timeout = LEAVE_TIMEOUT unless fine
-        @store.delete_key("at/#{@rank}") if fine
-        @store.set("left", "1") if @store.add("finished", 1) == @ranks.size
-        wait_until_all_left(fine) if @rank.zero?
+        return @calls.leave unless @ranks.include?(0)
+
+        leaving = meet("leaving")
+        leaving.give("")
+        wait_until_all_left(leaving, fine) if @rank.zero?
       rescue Error
         # The earlier failure is reported instead.
         raise if fine
+      ensure
+        [@calls, leaving].each { |meeting| meeting&.close }
       end
 
-      def wait_until_all_left(fine)
+      def wait_until_all_left(leaving, fine)
         # Others may still fail in making their group at their timeout: waits a moment longer.
-        @timeout = fine ? @timeout + LEAVE_TIMEOUT : now - @started + LEAVE_TIMEOUT
-        until wait_for("left")
-          next if now < @started + @timeout
-          return unless fine
-
-          raise TimeoutError, "global rank 0 waited #{@timeout.to_f.round(1)} s in vain for " \
-            "#{name(@ranks.select { |rank| @store.check(["at/#{rank}"]) })} to finish #{@operation}"
-        end
+        leaving.await(fine ? [@started + @timeout + LEAVE_TIMEOUT - now, 0].max : LEAVE_TIMEOUT)
+        [@calls, leaving].each(&:remove)
+      rescue TimeoutError
+        raise TimeoutError, "global rank 0 waited #{@timeout.to_f.round(1)} s in vain for #{missing(leaving)} to finish #{@operation}", cause: nil
+      rescue PeerLostError => e
+        raise PeerLostError, "#{@operation}: #{e.message} before it had finished", cause: nil
       end
     end
   end

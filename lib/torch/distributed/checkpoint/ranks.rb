@@ -119,16 +119,10 @@ module Torch
         end
       end
 
-      # Steps of all ranks, which exchange outcomes through the group's store: the group's operations are the program's.
-      #
-      # Keys: `STEP/RANK` what the rank said, until all have said something in the next step; `finished` how many are done.
+      # Steps of all ranks, which meet in the group's store: the group's operations are the program's.
       #
       # @api private
       class TogetherInStore < Together
-        # Seconds between looks at the other processes.
-        SLICE = 0.25
-        private_constant :SLICE
-
         def initialize(group, operation, label)
           super(group, operation)
           @timeout = group.timeout
@@ -139,55 +133,43 @@ module Torch
           @step = 0
         end
 
-        # The last rank leaves no key behind.
         def finish
-          if @store.add("finished", 1) == @size
-            ["finished", *Array.new(@size) { |rank| key(@step - 1, rank) }].each { |key| @store.delete_key(key) }
-          end
-        rescue Error
-          # The group was destroyed, and the store with it.
-          nil
-        ensure
           [@store, @connection].each(&:close)
         end
 
         private
 
-        def key(step, rank)
-          "#{step}/#{rank}"
-        end
-
         def exchange(value)
-          limit = Process.clock_gettime(Process::CLOCK_MONOTONIC) + @timeout
-          @store.set(key(@step, @rank), Codec.dump(value))
-          said = Array.new(@size) { |rank| await(rank, limit) }
-          # Who said something in this step has read all of the one before.
-          @store.delete_key(key(@step - 1, @rank)) if @step.positive?
+          meeting = open_meeting
+          meeting.give(Codec.dump(value))
+          await(meeting)
+          said = meeting.records.map { |text| Codec.load(text) }
+          leave(meeting)
           @step += 1
-          said.map { |text| Codec.load(text) }
+          said
+        ensure
+          meeting&.close
         end
 
-        def await(rank, limit)
-          wanted = key(@step, rank)
-          begin
-            @store.wait([wanted], SLICE)
-          rescue TimeoutError
-            check_process(rank, wanted)
-            retry if Process.clock_gettime(Process::CLOCK_MONOTONIC) < limit
-
-            raise TimeoutError, "async_save: waited #{@timeout} s in vain for rank #{rank}"
-          end
-          @store.get(wanted)
+        def await(meeting)
+          meeting.await(@timeout)
+        rescue TimeoutError
+          raise TimeoutError, "async_save: waited #{@timeout} s in vain for rank(s) #{meeting.missing.first(8).join(", ")} of #{@size}", cause: nil
+        rescue PeerLostError => e
+          raise PeerLostError, "async_save: #{e.message}", cause: nil
         end
 
-        # One that ended may have said it before.
-        def check_process(rank, wanted)
-          who = @group._ended_peer(rank)
-          return if who.nil? || @store.check([wanted])
-
-          raise PeerLostError, "async_save: lost global rank #{@group.ranks[rank]} (#{who}): its process has ended"
+        def open_meeting
+          Meeting.new(@store, @step.to_s, @rank, @size, @group, Array.new(@size) { |rank| rank })
         rescue GroupError
           # The group was destroyed: the store is what is left.
+          Meeting.new(@store, @step.to_s, @rank, @size)
+        end
+
+        # The rank that hosts the store may have ended after the last step.
+        def leave(meeting)
+          meeting.leave
+        rescue Error
           nil
         end
       end
