@@ -97,9 +97,10 @@ tddp_status tddp_group_run(tddp_group *group, tddp_work *work)
 {
     bundle *self = work->bundle;
     const tddp_op *op = &work->op;
-    tddp_backend_run run = group->backend->run[op->kind];
+    const tddp_inner *own = tddp_group_backend_for(group, op);
+    tddp_backend_run run = own->backend->run[op->kind];
     if (!self) {
-        return run(group->context, op);
+        return run(own->context, op);
     }
     if (self->done == 0 && self->active == 0) {
         self->op = *op;
@@ -111,7 +112,7 @@ tddp_status tddp_group_run(tddp_group *group, tddp_work *work)
         if (self->active == 0) {
             begin_step(self, atomic_load(&work->expiry));
         }
-        status = run(group->context, &self->op);
+        status = run(own->context, &self->op);
         if (status == TDDP_OK) {
             end_step(self);
         }
@@ -185,7 +186,8 @@ static tddp_status prepare(const tddp_group *group, tddp_work *work, const tddp_
     }
     memcpy(work->parts, buffers, count * sizeof *work->parts);
     const bool on_device = tddp_group_reduces_on_device(group, buffers->device_type);
-    if (on_device && (group->backend->traits & TDDP_BACKEND_QUEUES)) {
+    const uint32_t traits = tddp_group_backend_for(group, &work->op)->backend->traits;
+    if (on_device && (traits & TDDP_BACKEND_QUEUES)) {
         /* The device takes all buffers in one call. */
         work->op.output_parts = work->parts;
         work->op.bundled = count;

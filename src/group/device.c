@@ -14,27 +14,30 @@
 
 bool tddp_group_reduces_on_device(const tddp_group *group, tddp_device_type type)
 {
-    bool copied = (group->backend->copied_types >> type & 1u) != 0;
+    bool copied = (tddp_group_backend_on(group, type)->backend->copied_types >> type & 1u) != 0;
     return (type != TDDP_CPU) != copied;
 }
 
 bool tddp_group_queues(const tddp_group *group, const tddp_op *op)
 {
-    return (group->backend->traits & TDDP_BACKEND_QUEUES) && op->kind != TDDP_OP_BARRIER &&
+    return (tddp_group_backend_for(group, op)->backend->traits & TDDP_BACKEND_QUEUES) &&
+           op->kind != TDDP_OP_BARRIER &&
            (op->input.device_type != TDDP_CPU || op->output.device_type != TDDP_CPU);
 }
 
 /* On the thread that numbers the work. */
 tddp_status tddp_group_reserve_turn(tddp_group *group, tddp_work *work)
 {
-    const tddp_backend_v1 *backend = group->backend;
-    return backend->reserve ? backend->reserve(group->context, &work->op, &work->op.turn) : TDDP_OK;
+    const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+    return own->backend->reserve ? own->backend->reserve(own->context, &work->op, &work->op.turn)
+                                 : TDDP_OK;
 }
 
 void tddp_group_release_turn(tddp_group *group, tddp_work *work)
 {
     if (work->op.turn) {
-        group->backend->release(group->context, work->op.turn);
+        const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+        own->backend->release(own->context, work->op.turn);
         work->op.turn = NULL;
     }
 }
@@ -43,7 +46,8 @@ tddp_status tddp_group_device_post(tddp_group *group, tddp_work *work)
 {
     work->op.device_ns = &work->device_ns;
     work->on_device = group;
-    return group->backend->post(group->context, &work->op, &work->request);
+    const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+    return own->backend->post(own->context, &work->op, &work->request);
 }
 
 /* What was launched is known to those who wait for that, or that it never will be. */
@@ -69,14 +73,16 @@ void tddp_group_device_drop(tddp_group *group, tddp_work *work)
     char text[1024];
     int source;
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    tddp_status status = group->backend->finish(group->context, take_request(work), &source);
+    const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+    tddp_status status = own->backend->finish(own->context, take_request(work), &source);
     tddp_group_release_turn(group, work);
     (void)tddp_fail(status ? status : TDDP_GROUP_FAILED, "%s", text); /* the text is what it was */
 }
 
 tddp_status tddp_group_device_launch(tddp_group *group, tddp_work *work)
 {
-    tddp_status status = group->backend->launch(group->context, work->request);
+    const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+    tddp_status status = own->backend->launch(own->context, work->request);
     if (status) {
         tddp_group_device_drop(group, work);
     } else {
@@ -88,19 +94,20 @@ tddp_status tddp_group_device_launch(tddp_group *group, tddp_work *work)
 
 bool tddp_group_launches_at_once(const tddp_group *group, const tddp_work *work)
 {
-    const tddp_backend_v1 *backend = group->backend;
-    return work->on_device && backend->launches_at_once &&
-           backend->launches_at_once(group->context, work->request);
+    const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+    return work->on_device && own->backend->launches_at_once &&
+           own->backend->launches_at_once(own->context, work->request);
 }
 
 tddp_status tddp_group_device_finish(tddp_group *group, tddp_work *work, int *source)
 {
     char text[2048] = "";
-    tddp_status status = group->backend->await(group->context, work->request);
+    const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+    tddp_status status = own->backend->await(own->context, work->request);
     if (status) {
         (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     }
-    tddp_status finished = group->backend->finish(group->context, take_request(work), source);
+    tddp_status finished = own->backend->finish(own->context, take_request(work), source);
     return status ? tddp_fail(status, "%s", text) : finished;
 }
 
@@ -159,7 +166,7 @@ static void *body(void *data)
 tddp_status tddp_group_device_start(tddp_group *group)
 {
     tddp_group_device *device = &group->device;
-    if (!(group->backend->traits & TDDP_BACKEND_QUEUES)) {
+    if (!group->queues) {
         return TDDP_OK;
     }
     tddp_status status = tddp_cond_init(&device->wake);

@@ -37,7 +37,8 @@ tddp_status tddp_group_p2p_finish(tddp_group *group, tddp_work *work)
             status = tddp_group_device_finish(group, work, &source);
         }
     } else {
-        status = group->backend->finish(group->context, work->request, &source);
+        const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+        status = own->backend->finish(own->context, work->request, &source);
         if (status != TDDP_CANCELED) {
             tddp_group_release_turn(group, work);
         }
@@ -82,9 +83,10 @@ static void hand_over(tddp_group *group, tddp_work *work, tddp_status status)
 
 static tddp_status prepare(tddp_group *group, tddp_work *work)
 {
-    const tddp_backend_v1 *backend = group->backend;
-    return backend->prepare ? backend->prepare(group->context, &work->op, &work->op.prepared)
-                            : TDDP_OK;
+    const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+    return own->backend->prepare
+               ? own->backend->prepare(own->context, &work->op, &work->op.prepared)
+               : TDDP_OK;
 }
 
 /* Numbers a work, and posts it unless it could not be prepared. With `order` held. */
@@ -98,9 +100,10 @@ static tddp_status post_in_order(tddp_group *group, tddp_work *work, tddp_status
         status = tddp_group_reserve_turn(group, work);
     }
     if (status == TDDP_OK) {
+        const tddp_inner *own = tddp_group_backend_for(group, &work->op);
         status = tddp_group_queues(group, &work->op)
                      ? tddp_group_device_post(group, work)
-                     : group->backend->post(group->context, &work->op, &work->request);
+                     : own->backend->post(own->context, &work->op, &work->request);
     }
     if (status) {
         tddp_group_release_turn(group, work);
@@ -225,7 +228,8 @@ static void drop(tddp_group *group, tddp_work *work)
     if (work->on_device) {
         tddp_group_device_drop(group, work);
     } else {
-        (void)!group->backend->finish(group->context, work->request, &source);
+        const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+        (void)!own->backend->finish(own->context, work->request, &source);
     }
     tddp_group_release_turn(group, work);
 }
@@ -309,7 +313,8 @@ static void go_together(tddp_group *group, tddp_work *const *works, size_t count
 static bool goes_to_device(const tddp_group *group, const tddp_op_args *message)
 {
     const tddp_buffer *buffer = message->kind == TDDP_OP_SEND ? &message->input : &message->output;
-    return group->backend->reserve && tddp_group_reduces_on_device(group, buffer->device_type);
+    return tddp_group_backend_on(group, buffer->device_type)->backend->reserve &&
+           tddp_group_reduces_on_device(group, buffer->device_type);
 }
 
 /* All messages have a work and what finishes it, or none has, before the first is posted. */

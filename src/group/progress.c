@@ -95,7 +95,7 @@ static tddp_status start_executor(tddp_group *group)
 static tddp_status enqueue(tddp_group *group, tddp_work *work, int64_t inline_us,
                            tddp_cancel *cancel)
 {
-    work->group = tddp_group_resumes(group) ? group : NULL;
+    work->group = group->resumes ? group : NULL;
     pthread_mutex_lock(&group->mutex);
     tddp_status status = tddp_group_check_open(group, tddp_op_name(work->op.kind));
     bool run_inline = tddp_group_may_run_inline(group, work, inline_us, cancel);
@@ -182,7 +182,7 @@ tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op, const tddp_o
 {
     tddp_work *work;
     tddp_status status;
-    if (!out && tddp_group_resumes(group) && !tddp_group_queues(group, op) &&
+    if (!out && group->resumes && !tddp_group_queues(group, op) &&
         run_unqueued(group, op, args, &status)) {
         return status;
     }

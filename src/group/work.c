@@ -280,8 +280,8 @@ tddp_status tddp_work_order(tddp_work *work, void *stream, const tddp_wait *wait
     /* A work with a request is not done, so its group exists. */
     bool orders = status == TDDP_OK && work->request;
     if (orders) {
-        const tddp_group *group = work->on_device;
-        status = group->backend->order(group->context, work->request, stream);
+        const tddp_inner *device = tddp_group_backend_for(work->on_device, &work->op);
+        status = device->backend->order(device->context, work->request, stream);
     }
     pthread_mutex_unlock(&work->mutex);
     atomic_fetch_sub(&work->waiters, 1);

@@ -209,11 +209,6 @@ static tddp_status allocate(void *context, size_t bytes, void **handle, void **d
     return inner->backend->allocate(inner->context, bytes, handle, data);
 }
 
-static void report_failure(void *context, tddp_status status, const char *text)
-{
-    tddp_inner_report_failure(inner_of(context), status, text);
-}
-
 static tddp_eventcount *events(void *context)
 {
     const tddp_inner *inner = inner_of(context);
@@ -258,9 +253,9 @@ static void release(void *context, void *turn)
 /* --- the table ------------------------------------------------------------------------------- */
 
 /* Copies of CUDA memory are on the host, where nothing is queued. */
-static tddp_status fill(tddp_wrapper *self)
+static void fill(tddp_staging *self)
 {
-    const tddp_backend_v1 *inner = self->inner[0];
+    const tddp_backend_v1 *inner = self->inner.backend;
     const uint32_t copied = BOTH & ~inner->device_types;
     const uint32_t queues = copied & 1u << TDDP_CPU ? inner->traits & TDDP_BACKEND_QUEUES : 0;
     tddp_backend_v1 *table = &self->table;
@@ -277,7 +272,6 @@ static tddp_status fill(tddp_wrapper *self)
         .traits = (inner->traits & ~(uint32_t)TDDP_BACKEND_QUEUES) | queues,
         .allocate = inner->allocate ? allocate : NULL,
         .deallocate = inner->deallocate,
-        .report_failure = inner->report_failure ? report_failure : NULL,
         .launch = queues ? tddp_inner_launch : NULL,
         .order = queues ? tddp_inner_order : NULL,
         .await = queues ? tddp_inner_await : NULL,
@@ -295,7 +289,6 @@ static tddp_status fill(tddp_wrapper *self)
     for (uint32_t kind = 0; kind < inner->op_count && kind < TDDP_OP_COUNT; kind++) {
         table->run[kind] = inner->run[kind] ? run : NULL;
     }
-    return TDDP_OK;
 }
 
 bool tddp_staging_is_needed(const tddp_backend_v1 *backend)
@@ -304,27 +297,26 @@ bool tddp_staging_is_needed(const tddp_backend_v1 *backend)
     return supported != 0 && supported != BOTH;
 }
 
-tddp_status tddp_staging_wrap(tddp_inner inner, const char *name, const tddp_backend_opts *opts,
-                              const tddp_backend_v1 **serving, void **context)
+tddp_status tddp_staging_wrap(tddp_inner *inner, const char *name, const tddp_backend_opts *opts)
 {
-    const tddp_backend_v1 *wrapped[TDDP_MAX_INNER] = {inner.backend};
     tddp_staging *self = tddp_alloc(sizeof *self);
-    tddp_status status = self ? tddp_wrapper_table(fill, wrapped, serving) : TDDP_OUT_OF_MEMORY;
-    if (status == TDDP_OK && inner.backend->events) {
-        status = tddp_staging_alarm_create(inner.backend->events(inner.context), &self->alarm);
+    tddp_status status = self ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    if (status == TDDP_OK && inner->backend->events) {
+        status = tddp_staging_alarm_create(inner->backend->events(inner->context), &self->alarm);
     }
     if (status) {
-        tddp_inner_close(&inner);
+        tddp_inner_close(inner);
         free(self);
         return status;
     }
-    self->inner = inner;
+    self->inner = *inner;
     self->name = name;
     self->rank = opts->rank;
     self->world_size = opts->world_size;
     atomic_init(&self->device, opts->device_index);
     pthread_mutex_init(&self->block_pool.mutex, NULL);
-    *context = self;
+    fill(self);
+    *inner = (tddp_inner){.backend = &self->table, .context = self};
     return TDDP_OK;
 }
 
