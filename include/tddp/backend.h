@@ -288,15 +288,23 @@ typedef const tddp_backend_v1 *(*tddp_backend_query_fn)(uint32_t core_abi);
  * Errors: TDDP_INVALID_ARGUMENT (wrong ABI, name taken, no name). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_backend_register(const tddp_backend_v1 *backend);
 
-/**
- * Finds a backend by name, loading its module if needed. A name such as "cpu:gloo,cuda:nccl"
- * selects one for each kind of device: an operation uses the one for its memory, a barrier the
- * CPU's. If only one is named, or the one for cuda doesn't support CUDA memory, the other kind
- * of memory is copied. Errors: TDDP_UNAVAILABLE: the text says what was looked for, where, and
- * how to get it; TDDP_INVALID_ARGUMENT: not a valid name.
- */
+/** Finds a backend by name, loading its module if needed. Errors: TDDP_UNAVAILABLE: the text says
+ * what was looked for, where, and how to get it; TDDP_INVALID_ARGUMENT: not a valid name. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_backend_find(const char *name,
                                                       const tddp_backend_v1 **out);
+
+/** How many kinds of memory there are. */
+enum { TDDP_DEVICE_TYPES = TDDP_CUDA + 1 };
+
+/**
+ * Finds the backends of a group, by the kind of memory that they are for: the one of that name, or
+ * those of a name such as "cpu:gloo,cuda:nccl". An operation uses the one for its memory, a barrier
+ * the CPU's. NULL: none is for this kind; its memory is copied for the other one. Errors:
+ * TDDP_INVALID_ARGUMENT: an unknown device, one named twice, a backend that doesn't support the
+ * memory; those of tddp_backend_find().
+ */
+TDDP_API TDDP_NODISCARD tddp_status
+tddp_backends_find(const char *name, const tddp_backend_v1 *out[TDDP_DEVICE_TYPES]);
 
 /* --- arithmetic, for backends that have none of their own ------------------------------------ */
 

@@ -145,7 +145,7 @@ TDDP_API int tddp_group_rank(const tddp_group *group);
 /** How many ranks there are. */
 TDDP_API int tddp_group_world_size(const tddp_group *group);
 TDDP_API const char *tddp_group_name(const tddp_group *group);    /**< lives as long as the group */
-TDDP_API const char *tddp_group_backend(const tddp_group *group); /**< static */
+TDDP_API const char *tddp_group_backend(const tddp_group *group); /**< likewise */
 /** Whether it was shut down. */
 TDDP_API int tddp_group_closed(const tddp_group *group);
 

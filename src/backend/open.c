@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/devices/devices.h"
 #include "backend/fake/fake.h"
 #include "backend/hosts/hosts.h"
 #include "backend/shm/shm.h"
@@ -125,10 +124,6 @@ static tddp_status open_with_faults(const tddp_backend_opts *opts, const tddp_wa
 tddp_status tddp_backend_open_inner(const tddp_backend_v1 *requested, const tddp_backend_opts *opts,
                                     const tddp_wait *wait, tddp_inner *out)
 {
-    const tddp_devices *several = tddp_devices_of(requested);
-    if (several) {
-        return tddp_devices_open(several, opts, wait, out);
-    }
     if (requested == tddp_fake_backend()) {
         return open_with_faults(opts, wait, out);
     }
@@ -162,23 +157,16 @@ tddp_status tddp_backend_open_inner(const tddp_backend_v1 *requested, const tddp
 }
 
 tddp_status tddp_backend_open(const tddp_backend_v1 *requested, const tddp_backend_opts *opts,
-                              const tddp_wait *wait, const tddp_backend_v1 **serving,
-                              void **context)
+                              const tddp_wait *wait, tddp_inner *out)
 {
-    tddp_inner inner = {0};
     tddp_backend_opts inner_opts = *opts;
     /* Only a requested backend has decline(), so it is what serves the parent itself. */
     if (opts->parent && tddp_staging_is_needed(requested)) {
         inner_opts.parent = tddp_staging_inner_context(opts->parent);
     }
-    tddp_status status = tddp_backend_open_inner(requested, &inner_opts, wait, &inner);
-    if (status) {
-        return status;
+    tddp_status status = tddp_backend_open_inner(requested, &inner_opts, wait, out);
+    if (status == TDDP_OK && tddp_staging_is_needed(out->backend)) {
+        status = tddp_staging_wrap(out, requested->name, opts);
     }
-    if (tddp_staging_is_needed(inner.backend)) {
-        return tddp_staging_wrap(inner, requested->name, opts, serving, context);
-    }
-    *serving = inner.backend;
-    *context = inner.context;
-    return TDDP_OK;
+    return status;
 }

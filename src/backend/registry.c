@@ -11,7 +11,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "backend/devices/devices.h"
 #include "backend/fake/fake.h"
 #include "backend/shm/shm.h"
 #include "base/base.h"
@@ -247,42 +246,10 @@ static tddp_status load(const char *name, const tddp_backend_v1 **out)
     return status;
 }
 
-/* Finds or creates a composite backend. Creating it finds others, so the lock is released
- * meanwhile. */
-static tddp_status find_composite(const char *name, const tddp_backend_v1 **out)
-{
-    pthread_mutex_lock(&lock);
-    const tddp_backend_v1 *backend = find_known(name);
-    pthread_mutex_unlock(&lock);
-    if (backend) {
-        *out = backend;
-        return TDDP_OK;
-    }
-    tddp_devices *made;
-    tddp_status status = tddp_devices_create(name, &made);
-    if (status) {
-        return status;
-    }
-    pthread_mutex_lock(&lock);
-    backend = find_known(name); /* another thread may have added it meanwhile */
-    status = backend ? TDDP_OK : add(&made->table);
-    pthread_mutex_unlock(&lock);
-    if (backend || status) {
-        tddp_devices_discard(made);
-    }
-    if (status == TDDP_OK) {
-        *out = backend ? backend : &made->table;
-    }
-    return status;
-}
-
 tddp_status tddp_backend_find(const char *name, const tddp_backend_v1 **out)
 {
     if (!name || !out) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "%s is NULL", name ? "out" : "backend name");
-    }
-    if (tddp_devices_is_spec(name)) {
-        return find_composite(name, out);
     }
     if (!name_is_valid(name)) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,

@@ -1,14 +1,9 @@
-/*
- * Contexts of other backends within a backend, and tables that wrap other tables.
- *
- * Invariant: there is one table for each wrapper and combination of wrapped tables. One lock guards
- * their list; tables never change once they are in it.
- */
+/* Contexts of backends within a group, or within another backend. Threads: as <tddp/backend.h>
+ * says. */
 #include "backend/wrapper.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/base.h"
 
@@ -104,59 +99,4 @@ tddp_status tddp_inner_test(void *context, void *request, int *complete)
     (void)context;
     const tddp_inner_request *posted = request;
     return posted->inner->backend->test(posted->inner->context, posted->request, complete);
-}
-
-/* --- tables ---------------------------------------------------------------------------------- */
-
-/* Process-wide, like the registry's list. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static tddp_wrapper *wrappers;
-
-/* With the lock held. */
-static const tddp_wrapper *find(tddp_wrapper_fill *fill,
-                                const tddp_backend_v1 *const inner[TDDP_MAX_INNER])
-{
-    const tddp_wrapper *each = wrappers;
-    while (each && (each->fill != fill || memcmp(each->inner, inner, sizeof each->inner) != 0)) {
-        each = each->next;
-    }
-    return each;
-}
-
-/* With the lock held. */
-static tddp_status add(tddp_wrapper_fill *fill, const tddp_backend_v1 *const inner[TDDP_MAX_INNER],
-                       const tddp_wrapper **out)
-{
-    tddp_wrapper *made = tddp_alloc(sizeof *made);
-    if (!made) {
-        return TDDP_OUT_OF_MEMORY;
-    }
-    made->fill = fill;
-    memcpy(made->inner, inner, sizeof made->inner);
-    tddp_status status = fill(made);
-    if (status) {
-        free(made);
-        return status;
-    }
-    made->next = wrappers;
-    wrappers = made;
-    *out = made;
-    return TDDP_OK;
-}
-
-tddp_status tddp_wrapper_table(tddp_wrapper_fill *fill,
-                               const tddp_backend_v1 *const inner[TDDP_MAX_INNER],
-                               const tddp_backend_v1 **out)
-{
-    tddp_status status = TDDP_OK;
-    pthread_mutex_lock(&lock);
-    const tddp_wrapper *found = find(fill, inner);
-    if (!found) {
-        status = add(fill, inner, &found);
-    }
-    pthread_mutex_unlock(&lock);
-    if (status == TDDP_OK) {
-        *out = &found->table;
-    }
-    return status;
 }

@@ -1,9 +1,7 @@
 /*
- * What backends that pass operations on to other backends have in common: the other backend's table
- * and context, and a table of their own for each combination of tables that they wrap.
- *
- * Wrappers: devices/ (a part for each kind of device), hosts/ (communicators between hosts),
- * staging/ (copies of memory of the other kind). open.c puts them together.
+ * What passes operations on to a backend has its table and context: a group (group/backends.c), and
+ * backends over others: hosts/ (communicators between hosts), staging/ (copies of memory of the
+ * other kind), fake/ (faults). open.c puts these together.
  */
 #ifndef TDDP_WRAPPER_H
 #define TDDP_WRAPPER_H
@@ -52,28 +50,5 @@ TDDP_NODISCARD tddp_status tddp_inner_finish(void *context, void *request, int *
 TDDP_NODISCARD tddp_status tddp_inner_launch(void *context, void *const *requests, size_t count);
 TDDP_NODISCARD tddp_status tddp_inner_order(void *context, void *request, void *stream);
 TDDP_NODISCARD tddp_status tddp_inner_test(void *context, void *request, int *complete);
-
-/* --- tables ---------------------------------------------------------------------------------- */
-
-enum { TDDP_MAX_INNER = 2 };
-
-typedef struct tddp_wrapper tddp_wrapper;
-
-/* Fills in the table for the backends that it wraps. */
-typedef tddp_status tddp_wrapper_fill(tddp_wrapper *self);
-
-/* A table and the backends that it wraps, of which some may be NULL. */
-struct tddp_wrapper {
-    tddp_backend_v1 table; /* first member, so that a pointer to it is a pointer to this */
-    const tddp_backend_v1 *inner[TDDP_MAX_INNER];
-    tddp_wrapper_fill *fill;
-    tddp_wrapper *next;
-};
-
-/* The table for a combination of backends, filled in on first request. Any thread. It lives as long
- * as the process, since a group's table outlives its context. */
-TDDP_NODISCARD tddp_status tddp_wrapper_table(tddp_wrapper_fill *fill,
-                                              const tddp_backend_v1 *const inner[TDDP_MAX_INNER],
-                                              const tddp_backend_v1 **out);
 
 #endif

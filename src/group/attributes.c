@@ -24,12 +24,12 @@ const char *tddp_group_name(const tddp_group *group)
 
 const char *tddp_group_backend(const tddp_group *group)
 {
-    return group->requested->name;
+    return group->backend_name;
 }
 
 const char *tddp_group_carrier(const tddp_group *group)
 {
-    return group->backend->name;
+    return group->carrier;
 }
 
 int tddp_group_closed(const tddp_group *group)

@@ -39,25 +39,32 @@ tddp_status tddp_group_check_call(const tddp_group *group, tddp_op_kind kind)
     if (status) {
         return status;
     }
-    if (!supports(group->backend, kind)) {
-        return tddp_fail(TDDP_UNSUPPORTED, "backend %s has no %s", group->requested->name,
-                         tddp_op_name(kind));
+    /* Which backend it is depends on the memory, except for a barrier. */
+    if (supports(tddp_group_backend_on(group, TDDP_CPU)->backend, kind) ||
+        (kind != TDDP_OP_BARRIER &&
+         supports(tddp_group_backend_on(group, TDDP_CUDA)->backend, kind))) {
+        return TDDP_OK;
     }
-    return TDDP_OK;
+    return tddp_fail(TDDP_UNSUPPORTED, "backend %s has no %s", group->backend_name,
+                     tddp_op_name(kind));
 }
 
 static tddp_status check_device_type(const tddp_group *group, tddp_op_kind kind,
                                      const tddp_buffer *buffer)
 {
-    const tddp_backend_v1 *backend = group->backend;
     const tddp_device_type type = buffer->device_type;
-    if ((unsigned)type > 31 || !(backend->device_types & (1u << type))) {
+    const tddp_inner *own = tddp_group_backend_on(group, type);
+    if ((unsigned)type >= TDDP_DEVICE_TYPES || !(own->backend->device_types & (1u << type))) {
         return tddp_fail(TDDP_UNSUPPORTED, "%s: backend %s takes no %s memory (device type %d)",
-                         tddp_op_name(kind), group->requested->name, tddp_device_type_name(type),
+                         tddp_op_name(kind), group->backend_name, tddp_device_type_name(type),
                          (int)type);
     }
-    bool copied = (backend->copied_types & (1u << type)) != 0;
-    return copied ? backend->check(group->context, kind, buffer) : TDDP_OK;
+    if (!supports(own->backend, kind)) {
+        return tddp_fail(TDDP_UNSUPPORTED, "backend %s, which serves %s memory here, has no %s",
+                         own->backend->name, tddp_device_type_name(type), tddp_op_name(kind));
+    }
+    const bool copied = (own->backend->copied_types & (1u << type)) != 0;
+    return copied ? own->backend->check(own->context, kind, buffer) : TDDP_OK;
 }
 
 tddp_status tddp_group_check_buffer(const tddp_group *group, tddp_op_kind kind, const char *name,

@@ -97,14 +97,14 @@ tddp_status tddp_group_run(tddp_group *group, tddp_work *work)
 {
     bundle *self = work->bundle;
     const tddp_op *op = &work->op;
-    tddp_backend_run run = group->backend->run[op->kind];
+    const tddp_inner *own = tddp_group_backend_for(group, op);
+    tddp_backend_run run = own->backend->run[op->kind];
     if (!run) {
-        return tddp_fail(TDDP_UNSUPPORTED, "backend %s has no %s of %s memory",
-                         group->requested->name, tddp_op_name(op->kind),
-                         tddp_device_type_name(op->input.device_type));
+        return tddp_fail(TDDP_UNSUPPORTED, "backend %s has no %s of %s memory", group->backend_name,
+                         tddp_op_name(op->kind), tddp_device_type_name(op->input.device_type));
     }
     if (!self) {
-        return run(group->context, op);
+        return run(own->context, op);
     }
     if (self->done == 0 && self->active == 0) {
         self->op = *op;
@@ -116,7 +116,7 @@ tddp_status tddp_group_run(tddp_group *group, tddp_work *work)
         if (self->active == 0) {
             begin_step(self, atomic_load(&work->expiry));
         }
-        status = run(group->context, &self->op);
+        status = run(own->context, &self->op);
         if (status == TDDP_OK) {
             end_step(self);
         }

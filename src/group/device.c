@@ -30,7 +30,7 @@ typedef struct launch {
 
 bool tddp_group_reduces_on_device(const tddp_group *group, tddp_device_type type)
 {
-    bool copied = (group->backend->copied_types >> type & 1u) != 0;
+    bool copied = (tddp_group_backend_on(group, type)->backend->copied_types >> type & 1u) != 0;
     return (type != TDDP_CPU) != copied;
 }
 
@@ -48,8 +48,10 @@ static tddp_device_type memory_of(const tddp_op *op)
 
 bool tddp_group_is_launched(const tddp_group *group, const tddp_op *op)
 {
-    return (group->backend->launches >> op->kind & 1u) != 0 &&
-           (op->kind == TDDP_OP_BARRIER || tddp_group_reduces_on_device(group, memory_of(op)));
+    const bool barrier = op->kind == TDDP_OP_BARRIER;
+    const tddp_device_type type = barrier ? TDDP_CPU : memory_of(op);
+    return (tddp_group_backend_on(group, type)->backend->launches >> op->kind & 1u) != 0 &&
+           (barrier || tddp_group_reduces_on_device(group, type));
 }
 
 static tddp_status fail_late(const char *what)
@@ -67,13 +69,13 @@ static tddp_status finish(tddp_group *group, tddp_work *work, tddp_status status
 {
     char text[TEXT_BYTES];
     int source = TDDP_ANY_SOURCE;
+    const tddp_inner *own = tddp_group_backend_for(group, &work->op);
     pthread_mutex_lock(&work->mutex);
     void *request = work->request;
     work->request = NULL;
     pthread_mutex_unlock(&work->mutex);
     (void)snprintf(text, sizeof text, "%s", status ? tddp_error_message() : "");
-    tddp_status finished =
-        request ? group->backend->finish(group->context, request, &source) : TDDP_OK;
+    tddp_status finished = request ? own->backend->finish(own->context, request, &source) : TDDP_OK;
     if (status) {
         return tddp_fail(status, "%s", text);
     }
@@ -142,10 +144,11 @@ static tddp_status post(const launch *self)
     tddp_status status = TDDP_OK;
     for (size_t i = 0; i < self->count && status == TDDP_OK; i++) {
         tddp_work *work = self->works[i];
+        const tddp_inner *own = tddp_group_backend_for(group, &work->op);
         work->op.device_ns = &work->device_ns;
         work->on_device = group;
         atomic_store(&work->expiry, tddp_deadline_after_ms(work->op.timeout_ms));
-        status = group->backend->post(group->context, &work->op, &work->request);
+        status = own->backend->post(own->context, &work->op, &work->request);
         self->requests[i] = work->request;
     }
     if (tddp_group_breaks(status)) {
@@ -283,14 +286,14 @@ static void end_launch(launch *self, tddp_status status)
 /* False: interrupted, and to be continued. */
 static bool try_launch(launch *self, tddp_cancel *cancel)
 {
-    tddp_group *group = self->group;
-    tddp_work *first = self->works[0];
+    tddp_work *first = self->works[0]; /* all of a batch have one backend */
+    const tddp_inner *own = tddp_group_backend_for(self->group, &first->op);
     tddp_status status = TDDP_OK;
     if (first->pending_status) {
         status = tddp_group_kept_failure(first);
     } else {
         first->op.cancel = cancel;
-        status = group->backend->launch(group->context, self->requests, self->count);
+        status = own->backend->launch(own->context, self->requests, self->count);
         first->op.cancel = NULL;
     }
     if (status == TDDP_CANCELED && cancel && tddp_cancel_triggered(cancel)) {
@@ -368,7 +371,8 @@ tddp_status tddp_group_launch_one(tddp_group *group, tddp_work *work, const tddp
 static bool test(tddp_group *group, tddp_work *work)
 {
     int complete = 0;
-    tddp_status status = group->backend->test(group->context, work->request, &complete);
+    const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+    tddp_status status = own->backend->test(own->context, work->request, &complete);
     if (status == TDDP_OK && !complete) {
         if (tddp_now_ns() < atomic_load(&work->expiry)) {
             return false;

@@ -225,7 +225,7 @@ static bool add(tddp_engine *engine, tddp_group *group, tddp_eventcount *events)
 
 tddp_status tddp_engine_add(tddp_group *group)
 {
-    tddp_eventcount *events = group->backend->events(group->context);
+    tddp_eventcount *events = tddp_group_events(group);
     if (!add(group->engine, group, events)) {
         tddp_engine *own;
         tddp_status status = tddp_engine_create(&own);

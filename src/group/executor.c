@@ -26,21 +26,18 @@ enum { WORKS_CHECKED = 32 };
 /* The memory that moves in a microsecond. */
 enum { BYTES_EACH_US = 4096 };
 
-bool tddp_group_resumes(const tddp_group *group)
-{
-    return group->backend->traits & TDDP_BACKEND_RESUMES;
-}
-
 /* Whether it may be left unfinished by one thread, and finished by another. */
 static bool op_resumes(const tddp_group *group, const tddp_op *op)
 {
-    const tddp_backend_v1 *backend = group->backend;
-    return tddp_group_resumes(group) && (!backend->resumes || backend->resumes(group->context, op));
+    const tddp_inner *own = tddp_group_backend_for(group, op);
+    return group->resumes && (!own->backend->resumes || own->backend->resumes(own->context, op));
 }
 
 bool tddp_group_queue_is_polled(const tddp_group *group)
 {
-    return group->polled && tddp_group_resumes(group) && !group->backend->resumes;
+    return group->polled && group->resumes &&
+           !tddp_group_backend_on(group, TDDP_CPU)->backend->resumes &&
+           !tddp_group_backend_on(group, TDDP_CUDA)->backend->resumes;
 }
 
 /* The group whose thread this is, or whose callbacks it runs; NULL on all other threads. */
@@ -400,7 +397,7 @@ bool tddp_group_try_here(tddp_group *group, tddp_work *here, const tddp_op_args 
     tddp_cancel until;
     tddp_cancel *cancel = !out ? NULL : args->inline_us > 0 ? &until : args->cancel;
     if ((out && !limit_of(here, args, &until)) || tddp_group_is_launched(group, &here->op) ||
-        !(out ? op_resumes(group, &here->op) : tddp_group_resumes(group)) || is_triggered(cancel) ||
+        !(out ? op_resumes(group, &here->op) : group->resumes) || is_triggered(cancel) ||
         !acquire_empty_queue(group, here)) {
         return false;
     }

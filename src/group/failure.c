@@ -92,7 +92,7 @@ static tddp_status fail_after_first(tddp_group *group, const tddp_work *work)
 void tddp_group_abort(tddp_group *group)
 {
     atomic_store(&group->aborted, true);
-    group->backend->abort(group->context);
+    tddp_group_backends_abort(group);
 }
 
 static void end_pending(tddp_group *group)

@@ -8,12 +8,12 @@
  * thread of the parent may have held.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include <tddp/cuda.h>
 
 #include "base/options.h"
 #include "backend/on_demand.h"
-#include "backend/open.h"
 #include "backend/shm/shm.h"
 #include "group/checks.h"
 #include "group/failure_detector/detector.h"
@@ -106,6 +106,8 @@ static void free_group(tddp_group *group)
     }
     free(group->failure_text);
     free(group->leave_reason);
+    free(group->backend_name);
+    free(group->carrier);
     free(group->name);
     free(group);
 }
@@ -121,12 +123,6 @@ static int device_of(const tddp_group_opts *opts)
         return opts->device_index;
     }
     return opts->device_index % count;
-}
-
-/* Whether a group made from this one shares its backend's resources. */
-static bool is_split(const tddp_group *parent)
-{
-    return parent && parent->backend->decline;
 }
 
 /* Waits for the parent's queue: its ranks split it at the same place among its operations. */
@@ -149,7 +145,7 @@ static tddp_status await_split(tddp_group *parent, const tddp_wait *wait)
 tddp_status tddp_group_decline(tddp_group *parent, const tddp_wait *wait)
 {
     tddp_status status = tddp_group_check_usable(parent, "split");
-    if (status || !is_split(parent)) {
+    if (status || !tddp_group_splits(parent)) {
         return status;
     }
     int64_t deadline = tddp_wait_deadline(wait, atomic_load(&parent->timeout_ms));
@@ -159,7 +155,7 @@ tddp_status tddp_group_decline(tddp_group *parent, const tddp_wait *wait)
     }
     status = await_split(parent, wait);
     tddp_wait left = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
-    status = status ? status : parent->backend->decline(parent->context, &left);
+    status = status ? status : tddp_group_backends_decline(parent, &left);
     tddp_group_end_in_flight(parent, false);
     return status;
 }
@@ -187,9 +183,9 @@ static void close_fabric(tddp_group *group)
     tddp_shm_fabric_release(fabric);
 }
 
-/* Opens the backend, with the context of the parent that it splits, which stays meanwhile. */
-static tddp_status open_backend(tddp_group *group, tddp_group *parent, tddp_backend_opts *wanted,
-                                const tddp_wait *wait)
+/* Opens the backends, with the contexts of the parent that they split, which stay meanwhile. */
+static tddp_status open_backends(tddp_group *group, tddp_group *parent,
+                                 const tddp_backend_opts *wanted, const tddp_wait *wait)
 {
     tddp_status status = TDDP_OK;
     if (parent) {
@@ -198,12 +194,8 @@ static tddp_status open_backend(tddp_group *group, tddp_group *parent, tddp_back
             return status;
         }
         status = await_split(parent, wait);
-        wanted->parent = parent->context;
     }
-    if (status == TDDP_OK) {
-        status =
-            tddp_backend_open(group->requested, wanted, wait, &group->backend, &group->context);
-    }
+    status = status ? status : tddp_group_backends_open(group, parent, wanted, wait);
     if (parent) {
         tddp_group_end_in_flight(parent, false);
     }
@@ -217,9 +209,9 @@ static tddp_eventcount *shared_events(const tddp_group *group)
     return events ? events : tddp_engine_events(group->engine);
 }
 
-static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opts,
-                                   const tddp_wait *wait, int64_t deadline, int same_host,
-                                   const char *address)
+static tddp_status connect_backends(tddp_group *group, const tddp_group_opts *opts,
+                                    const tddp_wait *wait, int64_t deadline, int same_host,
+                                    const char *address)
 {
     int *hosts = tddp_peers_hosts(group->peers);
     if (!hosts) {
@@ -244,12 +236,13 @@ static tddp_status connect_backend(tddp_group *group, const tddp_group_opts *opt
     };
     tddp_wait left = {wanted.timeout_ms, tddp_wait_cancel(wait)};
     const bool splits =
-        opts->split && is_split(opts->parent) && opts->parent->requested == group->requested;
-    tddp_status status = open_backend(group, splits ? opts->parent : NULL, &wanted, &left);
+        opts->split && opts->parent && tddp_group_splits(opts->parent) &&
+        memcmp(opts->parent->requested, group->requested, sizeof group->requested) == 0;
+    tddp_status status = open_backends(group, splits ? opts->parent : NULL, &wanted, &left);
     free(hosts);
     if (status) {
         return tddp_fail(status, "backend %s of group \"%s\", rank %d of %d: %s",
-                         group->requested->name, group->name, group->rank, group->world_size,
+                         group->backend_name, group->name, group->rank, group->world_size,
                          tddp_error_message());
     }
     return TDDP_OK;
@@ -290,7 +283,7 @@ static tddp_status start_watching(tddp_group *group, tddp_group *parent)
     if (status == TDDP_OK) {
         status = tddp_watchdog_add(group);
         if (status == TDDP_OK) {
-            status = group->backend->events ? tddp_engine_add(group) : TDDP_OK;
+            status = tddp_group_events(group) ? tddp_engine_add(group) : TDDP_OK;
         }
         if (status) {
             tddp_watchdog_remove(group);
@@ -305,7 +298,7 @@ static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const t
     int64_t deadline = tddp_wait_deadline(wait, atomic_load(&group->timeout_ms));
     int same_host = 0;
     char *address = NULL;
-    tddp_status status = tddp_backend_find(opts->backend, &group->requested);
+    tddp_status status = tddp_group_backends_find(group, opts->backend);
     if (status == TDDP_OK) {
         status = tddp_group_join(group, opts->store, wait, deadline, &same_host, &address);
     }
@@ -317,13 +310,13 @@ static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const t
                                        tddp_detector_ask_to_connect, group, &group->on_demand);
     }
     if (status == TDDP_OK) {
-        status = connect_backend(group, opts, wait, deadline, same_host, address);
+        status = connect_backends(group, opts, wait, deadline, same_host, address);
     }
     free(address);
     if (status == TDDP_OK) {
         status = start_watching(group, opts->parent);
         if (status) {
-            group->backend->destroy(group->context);
+            tddp_group_backends_close(group);
         }
     }
     return status;
@@ -401,8 +394,7 @@ static tddp_status shut_down(tddp_group *group, int64_t drain_ms, const tddp_wai
     int64_t incarnation = group->incarnation;
     tddp_group_progress_stop(group, deadline);
     stop_detector(group);
-    group->backend->destroy(group->context);
-    group->context = NULL;
+    tddp_group_backends_close(group);
     close_fabric(group);
     tddp_group_leave(group);
     pthread_mutex_lock(&group->mutex);

@@ -15,7 +15,8 @@
  *   describe.c      the caller's description of an operation
  *   progress.c      the queue
  *   executor.c      which thread executes queued operations
- *   hold.c          calls that use the backend, for which the group's end waits
+ *   backends.c      the group's backends, by kind of memory
+ *   hold.c          calls that use them, for which the group's end waits
  *   engine.c        the thread that polls many groups: what their callers leave unfinished
  *   device.c        operations that a device executes: launched by their callers
  *   watchdog.c      the thread that tests what groups have launched on devices
@@ -41,6 +42,7 @@
 
 #include "backend/blocking.h"
 #include "base/base.h"
+#include "group/backends.h"
 #include "group/failure_detector/observed.h"
 #include "group/peers.h"
 
@@ -143,9 +145,12 @@ struct tddp_group {
     bool is_root;  /* it has no parent */
     int root_rank; /* this process's rank in the group that others were made from */
     char *name;
-    const tddp_backend_v1 *requested; /* the backend that the caller named; for error texts */
-    const tddp_backend_v1 *backend;   /* the one that executes operations; may be the same */
-    void *context;                    /* of that backend: see hold.c */
+    char *backend_name; /* as the caller gave it; for error texts, like the next */
+    char *carrier;      /* of what executes operations; may be the same */
+    const tddp_backend_v1 *requested[TDDP_DEVICE_TYPES];
+    tddp_device_backend backends[TDDP_DEVICE_TYPES]; /* backends.c */
+    bool resumes;                     /* whether waiting threads execute operations */
+    bool launches;                    /* a backend launches operations on a device */
     struct tddp_shm_fabric *fabric;   /* the parent's; NULL once this group has been shut down */
     struct tddp_on_demand *on_demand; /* connections that its backend makes later */
     struct tddp_engine *engine;       /* the parent's, or its own */
@@ -295,6 +300,22 @@ void tddp_group_complete_polled(tddp_group *group, tddp_work *work);
 bool tddp_group_p2p_complete_failed(tddp_group *group);
 void tddp_group_p2p_destroy(tddp_group_p2p *p2p);
 
+/* The backend for one kind of memory; for one that no backend knows, any: it takes none. */
+static inline const tddp_inner *tddp_group_backend_on(const tddp_group *group,
+                                                      tddp_device_type type)
+{
+    const bool cpu = type == TDDP_CPU;
+    const tddp_inner *own = &group->backends[cpu ? TDDP_CPU : TDDP_CUDA].inner;
+    return own->backend ? own : &group->backends[cpu ? TDDP_CUDA : TDDP_CPU].inner;
+}
+
+/* The backend for an operation. */
+static inline const tddp_inner *tddp_group_backend_for(const tddp_group *group, const tddp_op *op)
+{
+    const bool barrier = op->kind == TDDP_OP_BARRIER;
+    return tddp_group_backend_on(group, barrier ? TDDP_CPU : op->input.device_type);
+}
+
 /* device.c: whether the backend reduces memory of this kind on a device, perhaps a copy of it. */
 bool tddp_group_reduces_on_device(const tddp_group *group, tddp_device_type type);
 
@@ -370,9 +391,6 @@ TDDP_NODISCARD tddp_status tddp_group_check_runnable(tddp_group *group, const td
 /* executor.c: stores a failure, for one of the group's threads to complete the work with. */
 void tddp_group_keep_failure(tddp_work *work, tddp_status status);
 TDDP_NODISCARD tddp_status tddp_group_kept_failure(const tddp_work *work);
-
-/* Whether waiting threads execute operations. */
-bool tddp_group_resumes(const tddp_group *group);
 
 /* Executes the first operation of the queue, which is not empty, on a lent thread. With the
  * lock held, which is released meanwhile. */

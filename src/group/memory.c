@@ -23,11 +23,12 @@ struct tddp_group_memory {
 
 static tddp_status allocate_shared(tddp_group *group, size_t bytes, tddp_group_memory *memory)
 {
-    const tddp_backend_v1 *backend = group->backend;
+    const tddp_inner *own = tddp_group_backend_on(group, TDDP_CPU);
+    const tddp_backend_v1 *backend = own->backend;
     if (!backend->allocate || !backend->deallocate || tddp_group_hold(group, "group memory")) {
         return TDDP_UNAVAILABLE;
     }
-    tddp_status status = backend->allocate(group->context, bytes, &memory->handle, &memory->data);
+    tddp_status status = backend->allocate(own->context, bytes, &memory->handle, &memory->data);
     tddp_group_let_go(group);
     if (status == TDDP_OK) {
         memory->deallocate = backend->deallocate;

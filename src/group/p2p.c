@@ -35,7 +35,8 @@ tddp_status tddp_group_p2p_finish(tddp_group *group, tddp_work *work)
     if (work->pending_status) {
         status = tddp_group_kept_failure(work);
     } else {
-        status = group->backend->finish(group->context, work->request, &source);
+        const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+        status = own->backend->finish(own->context, work->request, &source);
     }
     if (status == TDDP_OK && work->op.kind == TDDP_OP_RECV) {
         work->source = source;
@@ -77,9 +78,10 @@ static void hand_over(tddp_group *group, tddp_work *work, tddp_status status)
 
 static tddp_status prepare(tddp_group *group, tddp_work *work)
 {
-    const tddp_backend_v1 *backend = group->backend;
-    return backend->prepare ? backend->prepare(group->context, &work->op, &work->op.prepared)
-                            : TDDP_OK;
+    const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+    return own->backend->prepare
+               ? own->backend->prepare(own->context, &work->op, &work->op.prepared)
+               : TDDP_OK;
 }
 
 /* Numbers a work, and posts it unless it could not be prepared. With `order` held. */
@@ -89,7 +91,11 @@ static tddp_status post_in_order(tddp_group *group, tddp_work *work, tddp_status
     tddp_recorder_queued_and_started(group, work, tddp_now_ns());
     tddp_group_span_queued(work);
     tddp_group_span_started(work);
-    return status ? status : group->backend->post(group->context, &work->op, &work->request);
+    if (status) {
+        return status;
+    }
+    const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+    return own->backend->post(own->context, &work->op, &work->request);
 }
 
 /* Posts a work, and with `on_thread` queues it for the reserved thread. It is prepared before it
@@ -121,17 +127,24 @@ static tddp_status begin(tddp_group *group, const tddp_work *work, bool on_threa
     return status;
 }
 
+static tddp_status prepare_work(const tddp_group *group, const tddp_op *op,
+                                const tddp_op_args *args, tddp_work **out)
+{
+    tddp_work here;
+    tddp_status status = tddp_group_prepare(group, op, args, &here);
+    status = status ? status : tddp_group_work_move(&here, out);
+    tddp_group_work_clear(&here);
+    return status;
+}
+
 /* Makes a work of a message and begins it, or does nothing. `waits`: the caller does, and finishes
  * it. */
 static tddp_status make(tddp_group *group, const tddp_op *op, const tddp_op_args *args, bool waits,
                         tddp_work **out)
 {
     const bool polls = !waits && tddp_group_p2p_polls(group, op);
-    tddp_work here;
     tddp_work *work;
-    tddp_status status = tddp_group_prepare(group, op, args, &here);
-    status = status ? status : tddp_group_work_move(&here, &work);
-    tddp_group_work_clear(&here);
+    tddp_status status = prepare_work(group, op, args, &work);
     if (status) {
         return status;
     }
@@ -164,7 +177,7 @@ static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_ar
     const bool launches = tddp_group_is_launched(group, op);
     tddp_work *work;
     tddp_status status =
-        launches ? tddp_group_prepare(group, op, args, &work) : make(group, op, args, !out, &work);
+        launches ? prepare_work(group, op, args, &work) : make(group, op, args, !out, &work);
     if (status) {
         return status;
     }
@@ -225,7 +238,7 @@ static tddp_status launch_batch(tddp_group *group, tddp_op *ops, const tddp_op_a
     size_t made = 0;
     for (; made < count && status == TDDP_OK; made += status == TDDP_OK) {
         ops[made].batched = 1;
-        status = tddp_group_prepare(group, &ops[made], &messages[made], &works[made]);
+        status = prepare_work(group, &ops[made], &messages[made], &works[made]);
     }
     for (size_t i = 0; i < made && status; i++) {
         tddp_work_release(works[i]);

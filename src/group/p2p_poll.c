@@ -16,8 +16,9 @@ enum { MOST_BYTES_AT_ONCE = 64 << 10 };
 
 bool tddp_group_p2p_polls(const tddp_group *group, const tddp_op *op)
 {
-    const tddp_backend_v1 *backend = group->backend;
-    return group->polled && (!backend->polls || backend->polls(group->context, op));
+    const tddp_inner *own = tddp_group_backend_for(group, op);
+    return group->polled && own == tddp_group_backend_on(group, TDDP_CPU) &&
+           (!own->backend->polls || own->backend->polls(own->context, op));
 }
 
 /* --- requests -------------------------------------------------------------------------------- */
@@ -175,7 +176,7 @@ unsigned tddp_group_p2p_poll_all(tddp_group *group)
 
 void tddp_group_p2p_poll_drain(tddp_group *group)
 {
-    tddp_eventcount *events = group->polled ? group->backend->events(group->context) : NULL;
+    tddp_eventcount *events = group->polled ? tddp_group_events(group) : NULL;
     tddp_group_p2p *p2p = &group->p2p;
     bool empty = !events;
     while (!empty) {

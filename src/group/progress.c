@@ -95,7 +95,7 @@ static tddp_status start_executor(tddp_group *group)
 /* Appends the work to the queue. */
 static tddp_status enqueue(tddp_group *group, tddp_work *work)
 {
-    work->group = tddp_group_resumes(group) ? group : NULL;
+    work->group = group->resumes ? group : NULL;
     pthread_mutex_lock(&group->mutex);
     tddp_status status = tddp_group_check_open(group, tddp_op_name(work->op.kind));
     status = status ? status : start_executor(group);

@@ -153,7 +153,7 @@ static tddp_status prepare(void)
 tddp_status tddp_watchdog_add(tddp_group *group)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    if (!group->backend->launches) {
+    if (!group->launches) {
         return TDDP_OK;
     }
     (void)pthread_once(&once, register_fork);

@@ -246,8 +246,8 @@ tddp_status tddp_work_order(tddp_work *work, void *stream, const tddp_wait *wait
     /* A work with a request is not done, so its group exists. */
     const bool orders = atomic_load(&work->launched) && work->request;
     if (orders) {
-        const tddp_group *group = work->on_device;
-        status = group->backend->order(group->context, work->request, stream);
+        const tddp_inner *device = tddp_group_backend_for(work->on_device, &work->op);
+        status = device->backend->order(device->context, work->request, stream);
     }
     pthread_mutex_unlock(&work->mutex);
     /* Otherwise the work is about to be done, or its launch was interrupted. */

@@ -28,7 +28,7 @@ class RoomsTest < Minitest::Test
   # The same between the folders of a room that has several with a life of their own.
   MAY_INCLUDE_WITHIN = {
     "backend/arith" => %w[], "backend/delegate" => %w[], "backend/fake" => %w[], "backend/shm" => %w[backend/arith], "backend/coll" => %w[], "backend/hosts" => %w[backend/arith backend/shm],
-    "backend/gloo" => %w[], "backend/devices" => %w[], "backend/staging" => %w[], "backend/cuda" => %w[], "backend/nccl" => %w[backend/cuda],
+    "backend/gloo" => %w[], "backend/staging" => %w[], "backend/cuda" => %w[], "backend/nccl" => %w[backend/cuda],
     "backend/mpi" => %w[],
     "torch/tensor" => %w[], "torch/autograd" => %w[torch/tensor], "torch/checkpoint" => %w[torch/autograd torch/tensor],
     "torch/function" => %w[torch/autograd torch/tensor], "torch/offload" => %w[torch/autograd torch/tensor],

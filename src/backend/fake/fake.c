@@ -13,6 +13,7 @@
 #include "backend/fake/faults.h"
 
 typedef struct faulty {
+    tddp_backend_v1 table;
     tddp_inner inner;
     tddp_fake_faults faults;
     tddp_cancel *aborted;
@@ -30,7 +31,7 @@ typedef struct fake_request {
     tddp_fake_fate fate;
 } fake_request;
 
-/* Process-wide, like the tables. */
+/* Process-wide: a context is found by the one beneath. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static faulty *all;
 
@@ -144,9 +145,9 @@ static void destroy(void *context)
     free(self);
 }
 
-static tddp_status fill(tddp_wrapper *self)
+static void fill(faulty *self)
 {
-    const tddp_backend_v1 *inner = self->inner[0];
+    const tddp_backend_v1 *inner = self->inner.backend;
     memcpy(&self->table, inner, inner->size < sizeof *inner ? inner->size : sizeof *inner);
     self->table.abort = abort_all;
     self->table.destroy = destroy;
@@ -162,31 +163,25 @@ static tddp_status fill(tddp_wrapper *self)
     for (uint32_t kind = 0; kind < self->table.op_count; kind++) {
         self->table.run[kind] = inner->run[kind] ? run : NULL;
     }
-    return TDDP_OK;
 }
 
 /* Looks a group's faults up by its context from now on, and serves it by a table that does. */
 static tddp_status add_faults(const tddp_fake_faults *faults, tddp_inner *inner)
 {
-    const tddp_backend_v1 *const wrapped[TDDP_MAX_INNER] = {inner->backend};
-    const tddp_backend_v1 *table;
     faulty *made = tddp_alloc(sizeof *made);
     tddp_status status = made ? tddp_cancel_create(&made->aborted) : TDDP_OUT_OF_MEMORY;
-    status = status ? status : tddp_wrapper_table(fill, wrapped, &table);
     if (status) {
-        if (made) {
-            tddp_cancel_free(made->aborted);
-        }
         free(made);
         return status;
     }
     made->inner = *inner;
     made->faults = *faults;
+    fill(made);
     pthread_mutex_lock(&lock);
     made->next = all;
     all = made;
     pthread_mutex_unlock(&lock);
-    inner->backend = table;
+    inner->backend = &made->table;
     return TDDP_OK;
 }
 

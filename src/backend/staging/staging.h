@@ -23,12 +23,11 @@
 /* Whether a backend supports only one of host memory and CUDA memory. */
 bool tddp_staging_is_needed(const tddp_backend_v1 *backend);
 
-/* Wraps such a backend, so that it supports both. Takes ownership of `inner` in any case. `opts`
- * are the group's. `name` is the requested backend's, for messages, and lives as long as the
- * process. */
-TDDP_NODISCARD tddp_status tddp_staging_wrap(tddp_inner inner, const char *name,
-                                             const tddp_backend_opts *opts,
-                                             const tddp_backend_v1 **serving, void **context);
+/* Wraps such a backend, so that it supports both; closes it on failure. The new table lives as long
+ * as the context. `opts` are the group's. `name` is the requested backend's, for messages, and
+ * lives as long as the process. */
+TDDP_NODISCARD tddp_status tddp_staging_wrap(tddp_inner *inner, const char *name,
+                                             const tddp_backend_opts *opts);
 
 /* The wrapped backend's context. */
 void *tddp_staging_inner_context(void *context);
@@ -130,6 +129,7 @@ void tddp_staging_alarm_end(tddp_staging_alarm *self);
 struct tddp_staged;
 
 typedef struct tddp_staging {
+    tddp_backend_v1 table;
     tddp_inner inner;
     const char *name; /* the requested backend's */
     int rank;

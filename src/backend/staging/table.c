@@ -263,9 +263,9 @@ static tddp_status decline(void *context, const tddp_wait *wait)
 
 /* --- the table ------------------------------------------------------------------------------- */
 
-static tddp_status fill(tddp_wrapper *self)
+static void fill(tddp_staging *self)
 {
-    const tddp_backend_v1 *inner = self->inner[0];
+    const tddp_backend_v1 *inner = self->inner.backend;
     const uint32_t copied = BOTH & ~inner->device_types;
     tddp_backend_v1 *table = &self->table;
     *table = (tddp_backend_v1){
@@ -296,7 +296,6 @@ static tddp_status fill(tddp_wrapper *self)
     for (uint32_t kind = 0; kind < inner->op_count && kind < TDDP_OP_COUNT; kind++) {
         table->run[kind] = inner->run[kind] ? run : NULL;
     }
-    return TDDP_OK;
 }
 
 bool tddp_staging_is_needed(const tddp_backend_v1 *backend)
@@ -305,27 +304,26 @@ bool tddp_staging_is_needed(const tddp_backend_v1 *backend)
     return supported != 0 && supported != BOTH;
 }
 
-tddp_status tddp_staging_wrap(tddp_inner inner, const char *name, const tddp_backend_opts *opts,
-                              const tddp_backend_v1 **serving, void **context)
+tddp_status tddp_staging_wrap(tddp_inner *inner, const char *name, const tddp_backend_opts *opts)
 {
-    const tddp_backend_v1 *wrapped[TDDP_MAX_INNER] = {inner.backend};
     tddp_staging *self = tddp_alloc(sizeof *self);
-    tddp_status status = self ? tddp_wrapper_table(fill, wrapped, serving) : TDDP_OUT_OF_MEMORY;
-    if (status == TDDP_OK && inner.backend->events) {
-        status = tddp_staging_alarm_create(inner.backend->events(inner.context), &self->alarm);
+    tddp_status status = self ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    if (status == TDDP_OK && inner->backend->events) {
+        status = tddp_staging_alarm_create(inner->backend->events(inner->context), &self->alarm);
     }
     if (status) {
-        tddp_inner_close(&inner);
+        tddp_inner_close(inner);
         free(self);
         return status;
     }
-    self->inner = inner;
+    self->inner = *inner;
     self->name = name;
     self->rank = opts->rank;
     self->world_size = opts->world_size;
     atomic_init(&self->device, opts->device_index);
     pthread_mutex_init(&self->block_pool.mutex, NULL);
-    *context = self;
+    fill(self);
+    *inner = (tddp_inner){.backend = &self->table, .context = self};
     return TDDP_OK;
 }
 

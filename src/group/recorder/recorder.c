@@ -79,15 +79,16 @@ tddp_status tddp_recorder_create(tddp_group *group)
     if (recorder->capacity > 0) {
         recorder->ring = tddp_alloc_array(recorder->capacity, sizeof *recorder->ring);
     }
-    if (!recorder->name || (recorder->capacity > 0 && !recorder->ring)) {
+    recorder->backend = tddp_copy_string(group->backend_name);
+    if (!recorder->name || !recorder->backend || (recorder->capacity > 0 && !recorder->ring)) {
         free(recorder->name);
+        free(recorder->backend);
         free(recorder->ring);
         free(recorder);
         return TDDP_OUT_OF_MEMORY;
     }
     atomic_init(&recorder->references, 1);
     pthread_mutex_init(&recorder->mutex, NULL);
-    recorder->backend = group->requested->name;
     recorder->rank = group->rank;
     recorder->world_size = group->world_size;
     recorder->root_rank = group->root_rank;
@@ -102,6 +103,7 @@ void tddp_recorder_release(tddp_recorder *recorder)
         tddp_peers_release(recorder->peers);
         free(recorder->ring);
         free(recorder->name);
+        free(recorder->backend);
         free(recorder);
     }
 }

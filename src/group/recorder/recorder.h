@@ -105,7 +105,7 @@ void tddp_recorder_dump_failure(tddp_group *group);
 struct tddp_recorder {
     atomic_int references;
     char *name;
-    const char *backend;
+    char *backend;
     int rank;
     int world_size;
     int root_rank;     /* this process's rank in the group that the others were made from */

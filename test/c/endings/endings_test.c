@@ -140,10 +140,10 @@ static void run_program(const medium *carrier, uint64_t seed)
 
 static void carry(medium carrier, int programs)
 {
-    const tddp_backend_v1 *found;
+    const tddp_backend_v1 *found[TDDP_DEVICE_TYPES];
     const char *first = getenv("TDDP_ENDINGS_SEED");
     const char *count = getenv("TDDP_ENDINGS");
-    if (tddp_backend_find(carrier.backend, &found)) {
+    if (tddp_backends_find(carrier.backend, found)) {
         check_skip(tddp_error_message());
     }
     CHECK_INT(setenv("TDDP_LOG", "error", 0), 0);

@@ -50,7 +50,11 @@ static inline tddp_status try_join(member *self, const char *backend, const int 
                               .group = "made-up",
                               .address = "127.0.0.1",
                               .hosts = hosts};
-    return tddp_backend_open(sharing(backend), &opts, NULL, &self->table, &self->context);
+    tddp_inner inner = {0};
+    tddp_status status = tddp_backend_open(sharing(backend), &opts, NULL, &inner);
+    self->table = inner.backend;
+    self->context = inner.context;
+    return status;
 }
 
 /* With shared memory. */

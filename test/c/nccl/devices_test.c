@@ -1,4 +1,4 @@
-/* A composite backend with a part for each kind of device, with stand-ins for NCCL and CUDA. */
+/* Groups with a backend for each kind of memory, with stand-ins for NCCL and CUDA. */
 #include "nccl/staged_operations.h"
 
 static void needs(const char *backend)
@@ -144,19 +144,33 @@ TEST(groups_whose_parts_cannot_be_opened)
     tddp_store_release(opts.store);
 }
 
-TEST(names_are_registered_once)
+/* Of a name, or those that it lists in any order; NULL: none. */
+static void check_names(const char *name, const char *for_cpu, const char *for_cuda)
 {
-    const tddp_backend_v1 *one;
-    const tddp_backend_v1 *other;
-    CHECK_OK(tddp_backend_find("cpu:shm,cuda:nccl", &one));
-    CHECK_OK(tddp_backend_find("cpu:shm,cuda:nccl", &other));
-    CHECK(one == other);
-    CHECK_TEXT(one->name, "cpu:shm,cuda:nccl");
-    CHECK_INT(one->device_types, 1u << TDDP_CPU | 1u << TDDP_CUDA);
-    CHECK_OK(tddp_backend_find("cuda:nccl,cpu:shm", &other));
-    CHECK_TEXT(other->name, "cuda:nccl,cpu:shm");
-    CHECK_OK(tddp_backend_find("cuda:shm,cpu:fake", &other));
-    CHECK_INT(other->device_types, 1u << TDDP_CPU);
+    const tddp_backend_v1 *found[TDDP_DEVICE_TYPES];
+    const char *const expected[TDDP_DEVICE_TYPES] = {for_cpu, for_cuda};
+    CHECK_OK(tddp_backends_find(name, found));
+    for (int type = 0; type < TDDP_DEVICE_TYPES; type++) {
+        const tddp_backend_v1 *named = NULL;
+        if (expected[type]) {
+            CHECK_OK(tddp_backend_find(expected[type], &named));
+        }
+        CHECK(found[type] == named);
+    }
+}
+
+TEST(backends_by_name)
+{
+    check_names("shm", "shm", NULL);
+    check_names("nccl", NULL, "nccl");
+    check_names("cpu:shm", "shm", NULL);
+    check_names("cuda:nccl", NULL, "nccl");
+    check_names("cpu:shm,cuda:nccl", "shm", "nccl");
+    check_names("cuda:nccl,cpu:shm", "shm", "nccl");
+    check_names("cpu:shm,cuda:shm", "shm", NULL);
+    /* What takes no CUDA memory gets copies. */
+    check_names("cuda:shm", "shm", NULL);
+    check_names("cuda:shm,cpu:fake", "fake", NULL);
 }
 
 TEST(invalid_names)
@@ -166,6 +180,8 @@ TEST(invalid_names)
         tddp_status status;
         const char *text;
     } rows[] = {
+        {NULL, TDDP_INVALID_ARGUMENT, "backend name is NULL"},
+        {"nowhere", TDDP_UNAVAILABLE, "no backend \"nowhere\""},
         {"cpu:fake,cpu:shm", TDDP_INVALID_ARGUMENT, "fake and shm are both named for cpu"},
         {"tpu:fake", TDDP_INVALID_ARGUMENT, "device \"tpu\": expected one for cpu, for cuda"},
         {"CPU:fake", TDDP_INVALID_ARGUMENT, "device \"CPU\""},
@@ -178,19 +194,19 @@ TEST(invalid_names)
         {"cpu:nowhere", TDDP_UNAVAILABLE, "no backend \"nowhere\" in this installation"},
         {"cpu:fake,cuda:nowhere", TDDP_UNAVAILABLE, "no backend \"nowhere\""},
         {"cpu:../x", TDDP_INVALID_ARGUMENT, "backend \"../x\": expected 1 to 32 letters"},
-        {"cpu:a:b", TDDP_INVALID_ARGUMENT, "backend \"a:b\": device \"a\""},
+        {"cpu:a:b", TDDP_INVALID_ARGUMENT, "backend \"a:b\": expected 1 to 32 letters"},
         {"cpu:nccl", TDDP_INVALID_ARGUMENT, "backend \"cpu:nccl\": nccl takes no cpu memory"},
         {"cuda:nccl,cpu:nccl", TDDP_INVALID_ARGUMENT, "nccl takes no cpu memory"},
     };
     char name[1000];
-    const tddp_backend_v1 *found;
+    const tddp_backend_v1 *found[TDDP_DEVICE_TYPES];
     memset(name, 'x', sizeof name);
     memcpy(name, "cpu:", 4);
     name[sizeof name - 1] = '\0';
-    CHECK_STATUS(tddp_backend_find(name, &found), TDDP_INVALID_ARGUMENT);
+    CHECK_STATUS(tddp_backends_find(name, found), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "(999 characters)");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        CHECK_STATUS(tddp_backend_find(rows[i].name, &found), rows[i].status);
+        CHECK_STATUS(tddp_backends_find(rows[i].name, found), rows[i].status);
         CHECK_CONTAINS(tddp_error_message(), rows[i].text);
     }
 }

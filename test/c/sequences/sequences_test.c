@@ -8,8 +8,8 @@
 
 static void carry(seq_carrier carrier, int programs)
 {
-    const tddp_backend_v1 *found;
-    if (tddp_backend_find(carrier.backend, &found)) {
+    const tddp_backend_v1 *found[TDDP_DEVICE_TYPES];
+    if (tddp_backends_find(carrier.backend, found)) {
         check_skip(tddp_error_message());
     }
     seq_run(&carrier, 1, programs);

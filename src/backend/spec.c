@@ -1,18 +1,16 @@
-/* Parses names such as "cpu:gloo,cuda:nccl". Any thread; keeps no state. */
-#include <stdlib.h>
+/*
+ * The backends of a group by its name: one, or one for each kind of memory in PyTorch's notation,
+ * "cpu:gloo,cuda:nccl". Any thread; keeps no state.
+ */
 #include <string.h>
 
-#include "backend/devices/devices.h"
+#include <tddp/backend.h>
+
 #include "base/base.h"
 
 #define EXPECTED "expected one for cpu, for cuda or for each, as in \"cpu:gloo,cuda:nccl\""
 
 enum { MAX_BYTES = 128 };
-
-bool tddp_devices_is_spec(const char *name)
-{
-    return strpbrk(name, ":,") != NULL;
-}
 
 /* The names of the parts point into `copy`. */
 typedef struct parser {
@@ -78,11 +76,11 @@ static bool supports(const tddp_backend_v1 *backend, tddp_device_type type)
     return (backend->device_types >> type & 1u) != 0;
 }
 
-/* Assigns backends to kinds of memory. CUDA memory that a backend doesn't support is
- * copied, and one context is enough. */
-static tddp_status select_parts(const char *text, const tddp_backend_v1 *for_cpu,
-                                const tddp_backend_v1 *for_cuda, tddp_devices *made)
+/* CUDA memory that a backend doesn't support is copied, and one context is enough. */
+static tddp_status check_memory(const char *text, const tddp_backend_v1 *found[TDDP_DEVICE_TYPES])
 {
+    const tddp_backend_v1 *for_cpu = found[TDDP_CPU];
+    const tddp_backend_v1 *for_cuda = found[TDDP_CUDA];
     const tddp_backend_v1 *wrong = for_cpu && !supports(for_cpu, TDDP_CPU) ? for_cpu : NULL;
     if (!wrong && for_cuda && !supports(for_cuda, TDDP_CUDA) && !supports(for_cuda, TDDP_CPU)) {
         wrong = for_cuda;
@@ -93,44 +91,34 @@ static tddp_status select_parts(const char *text, const tddp_backend_v1 *for_cpu
                          "\"cpu:gloo,cuda:nccl\"",
                          text, wrong->name, wrong == for_cpu ? "cpu" : "cuda");
     }
-    bool copied = for_cuda && !supports(for_cuda, TDDP_CUDA);
-    made->inner[TDDP_CPU] = for_cpu ? for_cpu : copied ? for_cuda : NULL;
-    made->inner[TDDP_CUDA] = copied || for_cuda == for_cpu ? NULL : for_cuda;
+    const bool copied = for_cuda && !supports(for_cuda, TDDP_CUDA);
+    found[TDDP_CPU] = !for_cpu && copied ? for_cuda : for_cpu;
+    found[TDDP_CUDA] = copied || for_cuda == for_cpu ? NULL : for_cuda;
     return TDDP_OK;
 }
 
-tddp_status tddp_devices_create(const char *text, tddp_devices **out)
+static tddp_status find_one(const char *name, const tddp_backend_v1 *out[TDDP_DEVICE_TYPES])
 {
-    parser names = {.text = text};
-    const tddp_backend_v1 *found[TDDP_DEVICE_TYPES] = {NULL};
+    const tddp_backend_v1 *found;
+    tddp_status status = tddp_backend_find(name, &found);
+    if (status == TDDP_OK) {
+        out[supports(found, TDDP_CPU) ? TDDP_CPU : TDDP_CUDA] = found;
+    }
+    return status;
+}
+
+tddp_status tddp_backends_find(const char *name, const tddp_backend_v1 *out[TDDP_DEVICE_TYPES])
+{
+    parser names = {.text = name};
+    memset(out, 0, TDDP_DEVICE_TYPES * sizeof *out);
+    if (!name || !strpbrk(name, ":,")) {
+        return find_one(name, out);
+    }
     tddp_status status = parse_spec(&names);
     for (int type = 0; type < TDDP_DEVICE_TYPES && status == TDDP_OK; type++) {
         if (names.names[type]) {
-            status = tddp_backend_find(names.names[type], &found[type]);
+            status = tddp_backend_find(names.names[type], &out[type]);
         }
     }
-    if (status) {
-        return status;
-    }
-    tddp_devices *made = tddp_alloc(sizeof *made);
-    char *name = made ? tddp_copy_string(text) : NULL;
-    if (!name) {
-        free(made);
-        return TDDP_OUT_OF_MEMORY;
-    }
-    status = select_parts(text, found[TDDP_CPU], found[TDDP_CUDA], made);
-    if (status) {
-        free(name);
-        free(made);
-        return status;
-    }
-    tddp_devices_fill(made, name);
-    *out = made;
-    return TDDP_OK;
-}
-
-void tddp_devices_discard(tddp_devices *self)
-{
-    free((char *)self->table.name);
-    free(self);
+    return status ? status : check_memory(name, out);
 }
