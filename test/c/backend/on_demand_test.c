@@ -55,7 +55,7 @@ static void destroy(both *self)
 
 static tddp_status await(both *self, int64_t ms)
 {
-    return tddp_on_demand_await(self->on_demand, tddp_deadline_after_ms(ms));
+    return tddp_on_demand_await(self->on_demand, tddp_deadline_after_ms(ms), NULL);
 }
 
 TEST(who_waits_asks_once_and_all_that_was_added_connects)
@@ -107,6 +107,22 @@ TEST(ranks_that_cannot_be_asked)
     tddp_on_demand_start(it.on_demand);
     CHECK_INT(atomic_load(&it.connected), 0);
     CHECK_INT(atomic_load(&it.asked), 1);
+    destroy(&it);
+}
+
+/* The token ends one wait: others, and connecting, go on. */
+TEST(a_wait_that_is_interrupted)
+{
+    const tddp_cancel at_once = TDDP_CANCEL_AT_ONCE;
+    both it = {.starts = false};
+    create(&it);
+    CHECK_STATUS(tddp_on_demand_await(it.on_demand, tddp_deadline_after_ms(20000), &at_once),
+                 TDDP_CANCELED);
+    CHECK_INT(atomic_load(&it.asked), 1);
+    tddp_on_demand_start(it.on_demand);
+    CHECK_OK(await(&it, 20000));
+    CHECK_INT(atomic_load(&it.connected), 1);
+    CHECK_OK(tddp_on_demand_await(it.on_demand, 0, &at_once));
     destroy(&it);
 }
 
