@@ -121,17 +121,24 @@ static tddp_status begin(tddp_group *group, const tddp_work *work, bool on_threa
     return status;
 }
 
+static tddp_status prepare_work(const tddp_group *group, const tddp_op *op,
+                                const tddp_op_args *args, tddp_work **out)
+{
+    tddp_work here;
+    tddp_status status = tddp_group_prepare(group, op, args, &here);
+    status = status ? status : tddp_group_work_move(&here, out);
+    tddp_group_work_clear(&here);
+    return status;
+}
+
 /* Makes a work of a message and begins it, or does nothing. `waits`: the caller does, and finishes
  * it. */
 static tddp_status make(tddp_group *group, const tddp_op *op, const tddp_op_args *args, bool waits,
                         tddp_work **out)
 {
     const bool polls = !waits && tddp_group_p2p_polls(group, op);
-    tddp_work here;
     tddp_work *work;
-    tddp_status status = tddp_group_prepare(group, op, args, &here);
-    status = status ? status : tddp_group_work_move(&here, &work);
-    tddp_group_work_clear(&here);
+    tddp_status status = prepare_work(group, op, args, &work);
     if (status) {
         return status;
     }
@@ -164,7 +171,7 @@ static tddp_status submit(tddp_group *group, const tddp_op *op, const tddp_op_ar
     const bool launches = tddp_group_is_launched(group, op);
     tddp_work *work;
     tddp_status status =
-        launches ? tddp_group_prepare(group, op, args, &work) : make(group, op, args, !out, &work);
+        launches ? prepare_work(group, op, args, &work) : make(group, op, args, !out, &work);
     if (status) {
         return status;
     }
@@ -225,7 +232,7 @@ static tddp_status launch_batch(tddp_group *group, tddp_op *ops, const tddp_op_a
     size_t made = 0;
     for (; made < count && status == TDDP_OK; made += status == TDDP_OK) {
         ops[made].batched = 1;
-        status = tddp_group_prepare(group, &ops[made], &messages[made], &works[made]);
+        status = prepare_work(group, &ops[made], &messages[made], &works[made]);
     }
     for (size_t i = 0; i < made && status; i++) {
         tddp_work_release(works[i]);
