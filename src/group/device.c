@@ -1,7 +1,7 @@
 /*
  * Operations on a device (tddp_backend_v1.launches): posted, numbered and launched by the thread
  * that calls them, as in c10d, so that their order on the device is the program's; then tested by
- * the watchdog (watchdog.c), or the thread that shuts the group down, which completes them.
+ * the watchdog (engine.c), or the thread that shuts the group down, which completes them.
  *
  * Invariants: a work is in the group's list from before its launch to its end, and counts as in
  * flight. The thread that launches a work removes it if that fails, the thread that tests it once

@@ -8,10 +8,15 @@
  * not share the parent's memory, it has an engine of its own. A group of one rank waits for no
  * other rank, at most for its device: its events do not matter.
  *
+ * The watchdog is the process's engine for devices: it tests what its groups have launched
+ * (device.c), and sleeps a little longer each time that nothing has changed, since a device wakes
+ * nobody.
+ *
  * Invariants: the thread uses a group only while `polled` says so, and remove() waits for that.
  * Failures, which may take a while to complete, are left to a thread of the group's own. Locks are
  * taken in the order group (or its p2p), engine.
  */
+#include <sched.h>
 #include <stdlib.h>
 
 #include <tddp/cuda.h>
@@ -20,11 +25,19 @@
 
 #define SPIN_NS 2000
 
+/* Of the watchdog. */
+enum {
+    MAX_YIELDS = 200,     /* before it sleeps between tests */
+    SLEEP_NS = 5 * 1000,  /* the first time; once more each time, */
+    MAX_TESTS = 200 + 40, /* up to this many */
+};
+
 int64_t tddp_engine_look_ns = 20 * TDDP_NS_PER_MS;
 
 struct tddp_engine {
     atomic_int references;
     pid_t pid; /* of the process that made it: a forked child only frees memory */
+    bool watchdog;
     pthread_mutex_t mutex;
     pthread_cond_t wake;     /* for the thread: something was left to it, or `ending` is set */
     pthread_cond_t released; /* `polled` or `ending` has changed */
@@ -44,12 +57,8 @@ struct tddp_engine {
 /* The engine whose thread this is. */
 static _Thread_local const tddp_engine *current_engine;
 
-tddp_status tddp_engine_create(tddp_engine **out)
+static tddp_status init_conditions(tddp_engine *engine)
 {
-    tddp_engine *engine = tddp_alloc(sizeof *engine);
-    if (!engine) {
-        return TDDP_OUT_OF_MEMORY;
-    }
     tddp_status status = tddp_cond_init(&engine->wake);
     if (status == TDDP_OK) {
         status = tddp_cond_init(&engine->released);
@@ -57,6 +66,16 @@ tddp_status tddp_engine_create(tddp_engine **out)
             pthread_cond_destroy(&engine->wake);
         }
     }
+    return status;
+}
+
+tddp_status tddp_engine_create(tddp_engine **out)
+{
+    tddp_engine *engine = tddp_alloc(sizeof *engine);
+    if (!engine) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_status status = init_conditions(engine);
     if (status) {
         free(engine);
         return status;
@@ -112,14 +131,20 @@ void tddp_engine_await(tddp_eventcount *events, uint32_t seen)
     tddp_eventcount_wait(events, seen, SPIN_NS, tddp_engine_look_ns);
 }
 
+/* Where a group has the next one of this engine. */
+static tddp_group **next_of(const tddp_engine *engine, tddp_group *group)
+{
+    return engine->watchdog ? &group->device.next_watched : &group->next_polled;
+}
+
 /* Tries what is left of every group. With the lock held, which is released meanwhile. */
 static unsigned poll_groups(tddp_engine *engine)
 {
     unsigned found = 0;
-    for (tddp_group *group = engine->groups; group; group = group->next_polled) {
+    for (tddp_group *group = engine->groups; group; group = *next_of(engine, group)) {
         engine->polled = group;
         pthread_mutex_unlock(&engine->mutex);
-        found |= tddp_engine_poll(group);
+        found |= engine->watchdog ? tddp_group_device_test(group) : tddp_engine_poll(group);
         pthread_mutex_lock(&engine->mutex);
         engine->polled = NULL;
         if (engine->removers > 0) {
@@ -141,17 +166,37 @@ static void sleep_until_woken(tddp_engine *engine, int64_t until)
     }
 }
 
+/* What waits gives no event: of one rank, for its device, or on devices, tested so many times. With
+ * the lock held, which is released meanwhile. */
+static void await_device(tddp_engine *engine, int tests)
+{
+    int64_t ns = tddp_engine_look_ns;
+    if (engine->watchdog) {
+        ns = (int64_t)SLEEP_NS * (tests - MAX_YIELDS);
+    }
+    if (ns > 0) {
+        sleep_until_woken(engine, tddp_now_ns() + ns);
+    } else {
+        pthread_mutex_unlock(&engine->mutex);
+        (void)sched_yield();
+        pthread_mutex_lock(&engine->mutex);
+    }
+}
+
 static void *engine_body(void *data)
 {
     tddp_engine *engine = data;
+    int tests = 0; /* in a row that changed nothing */
     current_engine = engine;
     tddp_cuda_keep_device();
     pthread_mutex_lock(&engine->mutex);
     while (!engine->ending) {
         const uint32_t seen = engine->events ? tddp_eventcount_read(engine->events) : 0;
+        tests = engine->woken ? 0 : tests + (tests < MAX_TESTS);
         engine->woken = false;
         const unsigned found = poll_groups(engine);
         if (found & TDDP_GROUP_PROGRESSED) {
+            tests = 0;
             continue;
         }
         /* A callback may have removed the last group that has some. */
@@ -162,10 +207,12 @@ static void *engine_body(void *data)
             pthread_mutex_lock(&engine->mutex);
             continue;
         }
-        const bool waits = found & TDDP_GROUP_WAITING; /* one rank, for its device */
-        const int64_t until = waits ? tddp_now_ns() + tddp_engine_look_ns : INT64_MAX;
         engine->idle = true;
-        sleep_until_woken(engine, until);
+        if (found & TDDP_GROUP_WAITING) {
+            await_device(engine, tests);
+        } else {
+            sleep_until_woken(engine, INT64_MAX);
+        }
         engine->idle = false;
     }
     pthread_mutex_unlock(&engine->mutex);
@@ -177,7 +224,9 @@ tddp_status tddp_engine_start(tddp_engine *engine)
     tddp_status status = TDDP_OK;
     pthread_mutex_lock(&engine->mutex);
     if (!engine->has_thread && engine->groups) {
-        status = tddp_thread_start(&engine->thread, "tddp-progress", engine_body, engine);
+        status =
+            tddp_thread_start(&engine->thread, engine->watchdog ? "tddp-watchdog" : "tddp-progress",
+                              engine_body, engine);
         engine->has_thread = status == TDDP_OK;
     }
     pthread_mutex_unlock(&engine->mutex);
@@ -211,12 +260,13 @@ static bool add(tddp_engine *engine, tddp_group *group, tddp_eventcount *events)
     while (engine->ending) {
         pthread_cond_wait(&engine->released, &engine->mutex);
     }
-    const bool alone = group->world_size == 1;
+    const bool alone = group->world_size == 1 || engine->watchdog;
     const bool same = alone || !engine->events || engine->events == events;
     if (same) {
         engine->events = alone ? engine->events : events;
-        group->polled = true; /* before the engine's thread finds it */
-        group->next_polled = engine->groups;
+        /* Before the engine's thread finds it. */
+        *(engine->watchdog ? &group->device.watched : &group->polled) = true;
+        *next_of(engine, group) = engine->groups;
         engine->groups = group;
     }
     pthread_mutex_unlock(&engine->mutex);
@@ -240,13 +290,13 @@ tddp_status tddp_engine_add(tddp_group *group)
 }
 
 /* With the lock held. */
-static void unlink_group(tddp_engine *engine, const tddp_group *group)
+static void unlink_group(tddp_engine *engine, tddp_group *group)
 {
     tddp_group **at = &engine->groups;
     while (*at != group) {
-        at = &(*at)->next_polled;
+        at = next_of(engine, *at);
     }
-    *at = group->next_polled;
+    *at = *next_of(engine, group);
 }
 
 /* Whether a group is left whose events these are. With the lock held. */
@@ -275,12 +325,8 @@ static void end_thread(tddp_engine *engine)
     }
 }
 
-void tddp_engine_remove(tddp_group *group)
+static void remove_group(tddp_engine *engine, tddp_group *group)
 {
-    tddp_engine *engine = group->engine;
-    if (!group->polled) {
-        return; /* it was not added */
-    }
     pthread_mutex_lock(&engine->mutex);
     engine->removers++;
     while (engine->polled == group) {
@@ -303,4 +349,80 @@ void tddp_engine_remove(tddp_group *group)
     if (ends) {
         end_thread(engine);
     }
+}
+
+void tddp_engine_remove(tddp_group *group)
+{
+    if (group->polled) { /* else it was not added */
+        remove_group(group->engine, group);
+    }
+}
+
+/* --- the watchdog ---------------------------------------------------------------------------- */
+
+static tddp_engine watchdog = {.watchdog = true, .mutex = PTHREAD_MUTEX_INITIALIZER};
+static bool registered; /* for fork() */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&watchdog.mutex);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&watchdog.mutex);
+}
+
+/* The thread and its groups are the parent's. */
+static void after_fork_in_child(void)
+{
+    watchdog = (tddp_engine){.watchdog = true, .mutex = PTHREAD_MUTEX_INITIALIZER};
+    current_engine = NULL;
+}
+
+static void register_fork(void)
+{
+    registered = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+}
+
+tddp_status tddp_watchdog_add(tddp_group *group)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (!group->launches) {
+        return TDDP_OK;
+    }
+    (void)pthread_once(&once, register_fork);
+    pthread_mutex_lock(&watchdog.mutex);
+    tddp_status status = registered ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    if (status == TDDP_OK && !watchdog.pid) {
+        status = init_conditions(&watchdog);
+        watchdog.pid = status ? 0 : tddp_process_id();
+    }
+    pthread_mutex_unlock(&watchdog.mutex);
+    if (status == TDDP_OK) {
+        (void)add(&watchdog, group, NULL);
+    }
+    return status;
+}
+
+void tddp_watchdog_remove(tddp_group *group)
+{
+    if (group->device.watched) {
+        remove_group(&watchdog, group);
+    }
+}
+
+tddp_status tddp_watchdog_start(void)
+{
+    return tddp_engine_start(&watchdog);
+}
+
+void tddp_watchdog_wake(void)
+{
+    tddp_engine_wake(&watchdog);
+}
+
+bool tddp_watchdog_on_thread(void)
+{
+    return tddp_engine_on_thread(&watchdog);
 }

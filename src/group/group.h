@@ -17,9 +17,9 @@
  *   executor.c      which thread executes queued operations
  *   backends.c      the group's backends, by kind of memory
  *   hold.c          calls that use them, for which the group's end waits
- *   engine.c        the thread that polls many groups: what their callers leave unfinished
+ *   engine.c        the threads that poll many groups: what their callers leave unfinished, and
+ *                   what they have launched on devices
  *   device.c        operations that a device executes: launched by their callers
- *   watchdog.c      the thread that tests what groups have launched on devices
  *   failure.c       failed operations, and the group after its first failure
  *   reaper.c        shuts down groups whose last reference is dropped where waiting is forbidden
  *   span.c          operations as spans of a trace
@@ -337,14 +337,6 @@ TDDP_NODISCARD tddp_status tddp_group_launch_one(tddp_group *group, tddp_work *w
  * down. */
 unsigned tddp_group_device_test(tddp_group *group);
 
-/* watchdog.c: its groups; nothing is tested on its thread after remove(). start() makes sure that
- * there is a thread, wake() that it tests again soon. */
-TDDP_NODISCARD tddp_status tddp_watchdog_add(tddp_group *group);
-void tddp_watchdog_remove(tddp_group *group);
-TDDP_NODISCARD tddp_status tddp_watchdog_start(void);
-void tddp_watchdog_wake(void);
-bool tddp_watchdog_on_thread(void);
-
 /* progress.c */
 
 /* Has a thread for the queue and for what has failed, unless there is one: it begins by the next
@@ -384,6 +376,14 @@ unsigned tddp_engine_poll(tddp_group *group);
 /* Sleeps until something happens after `seen` was read, or deadlines and lost ranks are to be
  * looked at. */
 void tddp_engine_await(tddp_eventcount *events, uint32_t seen);
+
+/* The watchdog, for groups whose backend launches: nothing is tested on its thread after remove().
+ */
+TDDP_NODISCARD tddp_status tddp_watchdog_add(tddp_group *group);
+void tddp_watchdog_remove(tddp_group *group);
+TDDP_NODISCARD tddp_status tddp_watchdog_start(void);
+void tddp_watchdog_wake(void);
+bool tddp_watchdog_on_thread(void);
 
 /* TDDP_OK, or why a queued operation must not be executed. With the lock held. */
 TDDP_NODISCARD tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op);

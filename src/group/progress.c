@@ -182,7 +182,7 @@ static bool has_incomplete(const tddp_group *group)
 
 static bool queue_busy(const tddp_group *group)
 {
-    return group->head || group->running;
+    return group->head || group->running || group->device.launching;
 }
 
 static bool busy(const tddp_group *group)

@@ -3,9 +3,9 @@
  *
  * ncclCommAbort() may wait for the device, which may wait for a kernel of another communicator that
  * hangs as well. So all that are to end are marked first, without a lock, and then aborted side by
- * side, each on a thread of its own, which the caller awaits for a moment only. If one takes longer
- * than TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC (as in PyTorch, 480 by default), a process that cannot go
- * on is ended.
+ * side, each on a lent thread, which the caller awaits for a moment only. If one takes longer than
+ * TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC (as in PyTorch, 480 by default), a process that cannot go on is
+ * ended.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,6 +14,7 @@
 
 #include <tddp/log.h>
 
+#include "backend/blocking.h"
 #include "backend/nccl/communicator.h"
 
 enum {
@@ -69,6 +70,7 @@ void tddp_nccl_release(tddp_nccl_communicator *communicator)
 /* --- threads --------------------------------------------------------------------------------- */
 
 typedef struct task {
+    tddp_blocking_call call;
     tddp_nccl_communicator *communicator;
     void (*body)(tddp_nccl_communicator *communicator);
 } task;
@@ -110,10 +112,11 @@ static tddp_status check_device(const tddp_cuda *cuda, int device)
     return status;
 }
 
-static void *run(void *data)
+static void run(void *context, void *nothing)
 {
-    task it = *(task *)data;
-    free(data);
+    task it = *(task *)context;
+    free(context);
+    (void)nothing;
     const tddp_cuda *cuda = it.communicator->libraries->cuda;
     const int device = it.communicator->opts.device;
     tddp_cuda_place before;
@@ -125,29 +128,27 @@ static void *run(void *data)
     } else {
         it.body(it.communicator); /* an abort also on a device that has failed */
     }
+    if (status == TDDP_OK) {
+        tddp_cuda_leave(cuda, &before);
+    }
     end_thread(it.communicator);
-    return NULL;
 }
 
 tddp_status tddp_nccl_start(tddp_nccl_communicator *communicator,
                             void (*body)(tddp_nccl_communicator *communicator))
 {
-    pthread_t thread;
     task *made = malloc(sizeof *made);
-    if (!made) {
-        return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+    tddp_status status =
+        made ? tddp_blocking_reserve() : tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+    if (status) {
+        free(made);
+        return status;
     }
-    *made = (task){tddp_nccl_retain(communicator), body};
+    *made = (task){{.run = run, .context = made}, tddp_nccl_retain(communicator), body};
     pthread_mutex_lock(&communicator->mutex);
     communicator->threads++;
     pthread_mutex_unlock(&communicator->mutex);
-    tddp_status status = tddp_thread_start(&thread, "tddp-nccl", run, made);
-    if (status) {
-        free(made);
-        end_thread(communicator);
-        return status;
-    }
-    (void)pthread_detach(thread);
+    tddp_blocking_start(&made->call);
     return TDDP_OK;
 }
 

@@ -4,8 +4,8 @@
  *
  * NCCL's calls may block: in blocking mode (NCCL's own default) until other ranks come, and an
  * abort until the device has carried out what hangs there. So those that connect, close and abort
- * run on threads of their own, which hold a reference, and a thread that waits for them may stop
- * waiting; a launch runs on its caller's thread, and is ended by an abort. No lock is held during
+ * run on lent threads, which hold a reference, and a thread that waits for them may stop waiting; a
+ * launch runs on its caller's thread, and is ended by an abort. No lock is held during
  * any of them.
  */
 #ifndef TDDP_NCCL_COMMUNICATOR_H
@@ -108,7 +108,7 @@ TDDP_NODISCARD tddp_status tddp_nccl_share_id(const tddp_nccl_libraries *librari
                                               tddp_store *store, const char *key, int rank,
                                               int size, tddp_nccl_limits limits, tddp_nccl_id *id);
 
-/* Its own thread's body: connects, and sets the state. */
+/* On a lent thread: connects, and sets the state. */
 void tddp_nccl_connecting(tddp_nccl_communicator *communicator);
 
 /* --- the end: closing.c ---------------------------------------------------------------------- */
@@ -117,7 +117,7 @@ void tddp_nccl_connecting(tddp_nccl_communicator *communicator);
  * after a moment: the threads that abort them go on. Any thread. */
 void tddp_nccl_abort(tddp_nccl_communicator *list);
 
-/* Aborts one, on a thread of its own: once its calls have ended, or after a moment. */
+/* On a lent thread: aborts one, once its calls have ended, or after a moment. */
 void tddp_nccl_end_comm(tddp_nccl_communicator *communicator);
 
 /* Closes all of a list and releases them; no thread uses them any more. */
@@ -127,7 +127,7 @@ void tddp_nccl_close(tddp_nccl_communicator *list);
 tddp_nccl_communicator *tddp_nccl_retain(tddp_nccl_communicator *communicator);
 void tddp_nccl_release(tddp_nccl_communicator *communicator);
 
-/* Runs `body` with the communicator on a thread of its own, its device current. */
+/* Runs `body` with the communicator on a lent thread, its device current. */
 TDDP_NODISCARD tddp_status tddp_nccl_start(tddp_nccl_communicator *communicator,
                                            void (*body)(tddp_nccl_communicator *communicator));
 

@@ -1,5 +1,5 @@
 /*
- * Connects the ranks of a communicator, on a thread of its own: the stream and memory on the
+ * Connects the ranks of a communicator, on a lent thread: the stream and memory on the
  * device, the unique id through the store, NCCL's call. In blocking mode that call returns when all
  * ranks have come, and nothing ends it before: if all that waited for it have given up, this thread
  * aborts what it has made.

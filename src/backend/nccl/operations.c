@@ -341,16 +341,6 @@ static tddp_status collective(const launch *self)
     }
 }
 
-/* The other one of two ranks. */
-static tddp_status message(const launch *self)
-{
-    const bool sends = self->op->kind == TDDP_OP_SEND;
-    const int peer = 1 - self->communicator->opts.rank;
-    tddp_nccl_result result = sends ? send_bytes(self, &self->op->input, peer)
-                                    : receive_bytes(self, &self->op->output, peer);
-    return check(self, result, sends ? "ncclSend" : "ncclRecv");
-}
-
 /* --- putting work on a stream ---------------------------------------------------------------- */
 
 static tddp_status record(const tddp_cuda *cuda, tddp_cuda_event event, tddp_cuda_stream stream)
@@ -371,14 +361,17 @@ static tddp_status record_before(const launch *self, const tddp_nccl_request *re
     return status;
 }
 
-static tddp_status put_messages(launch *self, tddp_nccl_request *const *requests, size_t count)
+/* Of a batch, on the communicator of all ranks, or one, to the other one of two ranks. */
+static tddp_status put_messages(const launch *self, tddp_nccl_request *const *requests,
+                                size_t count)
 {
     tddp_nccl_result result = self->nccl->ncclGroupStart();
     for (size_t i = 0; i < count; i++) {
         const tddp_op *op = requests[i]->op;
-        result = first_error(result, op->kind == TDDP_OP_SEND
-                                         ? send_bytes(self, &op->input, op->peer)
-                                         : receive_bytes(self, &op->output, op->peer));
+        const int peer = op->batched ? op->peer : 1 - self->communicator->opts.rank;
+        result =
+            first_error(result, op->kind == TDDP_OP_SEND ? send_bytes(self, &op->input, peer)
+                                                         : receive_bytes(self, &op->output, peer));
     }
     return end_group(self, result, "ncclSend and ncclRecv");
 }
@@ -390,9 +383,8 @@ static tddp_status put(launch *self, tddp_nccl_request *const *requests, size_t 
         status = record_before(self, requests[i]);
     }
     if (status == TDDP_OK) {
-        status = self->op->batched                ? put_messages(self, requests, count)
-                 : tddp_op_is_p2p(self->op->kind) ? message(self)
-                                                  : collective(self);
+        status =
+            tddp_op_is_p2p(self->op->kind) ? put_messages(self, requests, count) : collective(self);
     }
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
         status = record(self->cuda, requests[i]->done, self->communicator->stream);

@@ -3,6 +3,7 @@
  * a time, contexts that are made wherever a device is current.
  */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -149,6 +150,86 @@ MULTI_TEST(batches_with_a_mistake, 2, 60)
     CHECK_CONTAINS(tddp_error_message(), "nccl cannot receive from any rank");
     end(begin_sum(group, data));
     leave(group, store);
+}
+
+/* --- threads --------------------------------------------------------------------------------- */
+
+enum { THREADS = 2, SUMS = 30, CONNECTS = 1 /* an event */ };
+
+typedef struct caller {
+    tddp_group *group;
+    float data[COUNT];
+    uint64_t numbers[SUMS];
+} caller;
+
+static void *sum_many(void *data)
+{
+    caller *self = data;
+    for (int i = 0; i < SUMS; i++) {
+        fill(self->data, 1);
+        tddp_work *work = begin_sum(self->group, self->data);
+        self->numbers[i] = tddp_work_sequence(work);
+        end(work);
+        CHECK_DOUBLE((double)self->data[COUNT - 1], 2, 0);
+    }
+    return NULL;
+}
+
+/* Sums of ones, so that it makes no difference which one meets which. */
+MULTI_TEST(threads_share_a_group, 2, 60)
+{
+    static caller callers[THREADS];
+    static bool seen[THREADS * SUMS];
+    pthread_t threads[THREADS];
+    standin_set_serial(1);
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, -1, TIMEOUT_MS);
+    for (int i = 0; i < THREADS; i++) {
+        callers[i].group = group;
+        CHECK_INT(pthread_create(&threads[i], NULL, sum_many, &callers[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        CHECK_INT(pthread_join(threads[i], NULL), 0);
+        for (int sum = 0; sum < SUMS; sum++) {
+            const uint64_t number = callers[i].numbers[sum];
+            CHECK(number >= 1 && number <= THREADS * SUMS && !seen[number - 1]);
+            seen[number - 1] = true;
+        }
+    }
+    leave(group, store);
+}
+
+static void *send_first(void *data)
+{
+    caller *self = data;
+    check_will_block(CONNECTS);
+    CHECK_OK(tddp_send(self->group, on_device(self->data, COUNT / 2, TDDP_FLOAT32), 1, 0, NULL));
+    return NULL;
+}
+
+/* Rank 1 connects once rank 0 has sent to rank 2. */
+MULTI_TEST(a_message_does_not_wait_for_another_s_connection, 3, 60)
+{
+    static caller self;
+    pthread_t thread;
+    tddp_store *store = open_store(rank, world_size, port);
+    self.group = open_group(store, rank, world_size, -1, TIMEOUT_MS);
+    const tddp_buffer buffer = on_device(self.data, COUNT, TDDP_FLOAT32);
+    if (rank == 0) {
+        CHECK_INT(pthread_create(&thread, NULL, send_first, &self), 0);
+        CHECK_AWAIT_BLOCKED(CONNECTS);
+        CHECK_OK(tddp_send(self.group, buffer, 2, 0, NULL));
+        check_signal(DONE);
+        CHECK_INT(pthread_join(thread, NULL), 0);
+    } else {
+        if (rank == 1) {
+            CHECK_AWAIT(DONE, 1);
+        }
+        CHECK_OK(tddp_recv(self.group,
+                           on_device(self.data, rank == 1 ? COUNT / 2 : COUNT, TDDP_FLOAT32), 0, 0,
+                           NULL));
+    }
+    leave(self.group, store);
 }
 
 /* --- devices --------------------------------------------------------------------------------- */
