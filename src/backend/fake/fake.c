@@ -24,8 +24,7 @@ typedef struct faulty {
 
 /* Of a message, or an operation on a device. */
 typedef struct fake_request {
-    tddp_inner_request posted; /* first member: wrapper.c's functions take it. `request` is NULL if
-                                  the backend beneath hasn't got the message */
+    void *posted; /* the request beneath; NULL: the backend there hasn't got the message */
     faulty *of;
     const tddp_op *op;
     tddp_fake_fate fate;
@@ -87,13 +86,12 @@ static tddp_status post(void *context, const tddp_op *op, void **out)
         status = tddp_fail(TDDP_NETWORK, "asked to fail by TDDP_FAKE");
     }
     if (status == TDDP_OK && (queued || !tddp_fake_ends(&self->faults, op))) {
-        status = self->inner.backend->post(context, op, &made->posted.request);
+        status = self->inner.backend->post(context, op, &made->posted);
     }
     if (status) {
         free(made);
         return status;
     }
-    made->posted.inner = &self->inner;
     made->of = self;
     made->op = op;
     *out = made;
@@ -110,8 +108,11 @@ static tddp_status finish(void *context, void *request, int *source)
     if (status == TDDP_CANCELED) {
         return status;
     }
-    if (made->posted.request) { /* also if it was aborted: the request has to be freed */
-        return tddp_inner_finish(context, request, source);
+    if (made->posted) { /* also if it was aborted: the request has to be freed */
+        status = self->inner.backend->finish(context, made->posted, source);
+        if (status == TDDP_CANCELED && self->inner.backend->events) {
+            return status; /* it will be called again */
+        }
     }
     free(made);
     return status;
@@ -122,7 +123,19 @@ static tddp_status launch(void *context, void *request)
     fake_request *made = request;
     faulty *self = made->of;
     tddp_status status = tddp_fake_before(&self->faults, made->op, self->aborted, &made->fate);
-    return status ? status : tddp_inner_launch(context, request);
+    return status ? status : self->inner.backend->launch(context, made->posted);
+}
+
+static tddp_status order(void *context, void *request, void *stream)
+{
+    const fake_request *made = request;
+    return made->of->inner.backend->order(context, made->posted, stream);
+}
+
+static tddp_status await(void *context, void *request)
+{
+    const fake_request *made = request;
+    return made->of->inner.backend->await(context, made->posted);
 }
 
 /* --- contexts -------------------------------------------------------------------------------- */
@@ -152,8 +165,8 @@ static void fill(faulty *self)
     self->table.post = inner->post ? post : NULL;
     self->table.finish = inner->post ? finish : NULL;
     self->table.launch = inner->launch ? launch : NULL;
-    self->table.order = inner->order ? tddp_inner_order : NULL;
-    self->table.await = inner->await ? tddp_inner_await : NULL;
+    self->table.order = inner->order ? order : NULL;
+    self->table.await = inner->await ? await : NULL;
     self->table.launches_at_once = NULL; /* a delay is waited for */
     self->table.probe = NULL;            /* of communicators between hosts: none has faults */
     self->table.drop = NULL;

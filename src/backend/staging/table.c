@@ -1,6 +1,5 @@
 /*
- * The wrapper of a backend that supports only one of host memory and CUDA memory. Operations on
- * memory that it supports are passed on as they are. Threads: as <tddp/backend.h> says.
+ * The table and the context. Threads: as <tddp/backend.h> says.
  *
  * Invariant: collectives run one at a time, so one interrupted collective at most is staged; it is
  * the next one that runs. Copies end before the inner context is destroyed, or their memory is kept
@@ -18,12 +17,6 @@ static const uint32_t BOTH = 1u << TDDP_CPU | 1u << TDDP_CUDA;
 static const tddp_inner *inner_of(void *context)
 {
     return &((const tddp_staging *)context)->inner;
-}
-
-static bool supports(const tddp_staging *self, const tddp_op *op)
-{
-    return op->kind == TDDP_OP_BARRIER ||
-           (self->inner.backend->device_types >> op->input.device_type & 1u) != 0;
 }
 
 /* --- whether memory can be copied ------------------------------------------------------------ */
@@ -95,7 +88,7 @@ static tddp_status run_staged(tddp_staged *staged)
 static tddp_status run(void *context, const tddp_op *op)
 {
     tddp_staging *self = context;
-    if (supports(self, op)) {
+    if (op->kind == TDDP_OP_BARRIER) {
         return run_inner(self, op);
     }
     tddp_status status = self->running ? TDDP_OK : tddp_staged_create(self, op, &self->running);
@@ -117,9 +110,6 @@ static tddp_status run(void *context, const tddp_op *op)
 static tddp_status prepare(void *context, const tddp_op *op, void **prepared)
 {
     tddp_staging *self = context;
-    if (supports(self, op)) {
-        return TDDP_OK;
-    }
     tddp_staged *staged;
     tddp_status status = tddp_staged_create(self, op, &staged);
     if (status) {
@@ -134,46 +124,45 @@ static tddp_status prepare(void *context, const tddp_op *op, void **prepared)
     return TDDP_OK;
 }
 
-/* A request's data is its staged operation; NULL: it is on the caller's memory. */
+/* The request is the staged operation. */
 static tddp_status post(void *context, const tddp_op *op, void **request)
 {
+    const tddp_inner *inner = inner_of(context);
     tddp_staged *staged = op->prepared;
-    const tddp_op *inner_op = staged ? tddp_staged_inner_op(staged) : op;
-    tddp_status status = tddp_inner_post(inner_of(context), inner_op, staged, request);
-    if (status && staged) {
+    tddp_status status =
+        inner->backend->post(inner->context, tddp_staged_inner_op(staged), &staged->request);
+    if (status) {
         tddp_staged_end(staged, status);
+        return status;
     }
-    return status;
+    *request = staged;
+    return TDDP_OK;
 }
 
 /* Completes a message on copies: on a device's queue, if that is where the copies are. */
-static tddp_status finish_inner(const tddp_inner *inner, void *request, int *source)
+static tddp_status finish_inner(const tddp_inner *inner, tddp_staged *staged, int *source)
 {
     char text[TEXT_BYTES] = "";
     tddp_status status = TDDP_OK;
     if (inner->backend->traits & TDDP_BACKEND_QUEUES) {
-        status = tddp_inner_launch(NULL, request);
-        status = status ? status : tddp_inner_await(NULL, request);
+        status = inner->backend->launch(inner->context, staged->request);
+        status = status ? status : inner->backend->await(inner->context, staged->request);
+    } else {
+        (void)tddp_staged_inner_op(staged); /* with the token of this call */
     }
     if (status) {
         (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     }
-    tddp_status finished = tddp_inner_finish(NULL, request, source);
+    tddp_status finished = inner->backend->finish(inner->context, staged->request, source);
     return status ? tddp_fail(status, "%s", text) : finished;
 }
 
 static tddp_status finish(void *context, void *request, int *source)
 {
-    tddp_staged *staged = ((const tddp_inner_request *)request)->data;
-    if (!staged) {
-        return tddp_inner_finish(context, request, source);
-    }
-    if (!(inner_of(context)->backend->traits & TDDP_BACKEND_QUEUES)) {
-        (void)tddp_staged_inner_op(staged); /* with the token of this call */
-    }
-    tddp_status status = finish_inner(inner_of(context), request, source);
-    if (tddp_inner_is_interrupted(inner_of(context), status)) {
-        return status;
+    tddp_staged *staged = request;
+    tddp_status status = finish_inner(inner_of(context), staged, source);
+    if (status == TDDP_CANCELED && inner_of(context)->backend->events) {
+        return status; /* it will be called again */
     }
     if (status == TDDP_OK) {
         status = tddp_staged_copy_out(staged);
@@ -184,11 +173,11 @@ static tddp_status finish(void *context, void *request, int *source)
 
 /* --- life cycle ------------------------------------------------------------------------------ */
 
-static void abort_all(void *context)
+/* The inner context is aborted by itself. */
+static void abort_copies(void *context)
 {
     tddp_staging *self = context;
     atomic_store(&self->aborted, true);
-    tddp_inner_abort(&self->inner);
 }
 
 static void destroy(void *context)
@@ -201,12 +190,6 @@ static void destroy(void *context)
     tddp_inner_close(&self->inner);
     tddp_staging_block_pool_free(&self->block_pool);
     free(self);
-}
-
-static tddp_status allocate(void *context, size_t bytes, void **handle, void **data)
-{
-    const tddp_inner *inner = inner_of(context);
-    return inner->backend->allocate(inner->context, bytes, handle, data);
 }
 
 static tddp_eventcount *events(void *context)
@@ -227,17 +210,12 @@ static int polls(void *context, const tddp_op *op)
     return inner->backend->polls(inner->context, op);
 }
 
-static tddp_status decline(void *context, const tddp_wait *wait)
-{
-    return tddp_inner_decline(inner_of(context), wait);
-}
-
 static tddp_status reserve(void *context, const tddp_op *op, void **turn)
 {
     const tddp_staging *self = context;
     const int device = atomic_load(&self->device);
     tddp_op moved = *op; /* only its kind and its memory's place are looked at */
-    if (!supports(self, op)) {
+    if (op->kind != TDDP_OP_BARRIER) {
         moved.input.device_type = moved.output.device_type = TDDP_CUDA;
         moved.input.device_index = moved.output.device_index = device > 0 ? device : 0;
     }
@@ -252,33 +230,24 @@ static void release(void *context, void *turn)
 
 /* --- the table ------------------------------------------------------------------------------- */
 
-/* Copies of CUDA memory are on the host, where nothing is queued. */
 static void fill(tddp_staging *self)
 {
     const tddp_backend_v1 *inner = self->inner.backend;
     const uint32_t copied = BOTH & ~inner->device_types;
-    const uint32_t queues = copied & 1u << TDDP_CPU ? inner->traits & TDDP_BACKEND_QUEUES : 0;
     tddp_backend_v1 *table = &self->table;
     *table = (tddp_backend_v1){
         .abi = TDDP_BACKEND_ABI,
         .size = sizeof *table,
         .name = inner->name,
-        .device_types = inner->device_types | BOTH,
+        .device_types = copied,
         .copied_types = copied,
-        .abort = abort_all,
+        .abort = abort_copies,
         .destroy = destroy,
         .post = inner->post ? post : NULL,
         .finish = inner->post ? finish : NULL,
-        .traits = (inner->traits & ~(uint32_t)TDDP_BACKEND_QUEUES) | queues,
-        .allocate = inner->allocate ? allocate : NULL,
-        .deallocate = inner->deallocate,
-        .launch = queues ? tddp_inner_launch : NULL,
-        .order = queues ? tddp_inner_order : NULL,
-        .await = queues ? tddp_inner_await : NULL,
-        .launches_at_once = queues ? tddp_inner_launches_at_once : NULL,
+        .traits = inner->traits,
         .reserve = inner->reserve ? reserve : NULL,
         .release = inner->release ? release : NULL,
-        .decline = inner->decline ? decline : NULL,
         .check = check,
         .prepare = prepare,
         .events = inner->events ? events : NULL,
@@ -297,7 +266,8 @@ bool tddp_staging_is_needed(const tddp_backend_v1 *backend)
     return supported != 0 && supported != BOTH;
 }
 
-tddp_status tddp_staging_wrap(tddp_inner *inner, const char *name, const tddp_backend_opts *opts)
+tddp_status tddp_staging_open(const tddp_inner *inner, const char *name,
+                              const tddp_backend_opts *opts, tddp_inner *out)
 {
     tddp_staging *self = tddp_alloc(sizeof *self);
     tddp_status status = self ? TDDP_OK : TDDP_OUT_OF_MEMORY;
@@ -305,7 +275,6 @@ tddp_status tddp_staging_wrap(tddp_inner *inner, const char *name, const tddp_ba
         status = tddp_staging_alarm_create(inner->backend->events(inner->context), &self->alarm);
     }
     if (status) {
-        tddp_inner_close(inner);
         free(self);
         return status;
     }
@@ -316,11 +285,6 @@ tddp_status tddp_staging_wrap(tddp_inner *inner, const char *name, const tddp_ba
     atomic_init(&self->device, opts->device_index);
     pthread_mutex_init(&self->block_pool.mutex, NULL);
     fill(self);
-    *inner = (tddp_inner){.backend = &self->table, .context = self};
+    *out = (tddp_inner){.backend = &self->table, .context = self};
     return TDDP_OK;
-}
-
-void *tddp_staging_inner_context(void *context)
-{
-    return ((tddp_staging *)context)->inner.context;
 }
