@@ -95,11 +95,6 @@ static void destroy(void *context)
     tddp_hosts_destroy(context);
 }
 
-static void report_failure(void *context, tddp_status status, const char *text)
-{
-    (void)tddp_hosts_report_if_fatal(context, tddp_fail(status, "%s", text));
-}
-
 static tddp_status allocate(void *context, size_t bytes, void **handle, void **data)
 {
     tddp_hosts *self = context;
@@ -125,7 +120,6 @@ const tddp_backend_v1 *tddp_hosts_backend(void)
         .finish = tddp_hosts_finish,
         .allocate = allocate,
         .deallocate = tddp_shm_deallocate,
-        .report_failure = report_failure,
         .traits = TDDP_BACKEND_RESUMES,
         .resumes = resumes,
         .events = events,
