@@ -14,7 +14,6 @@
 #include "backend/fake/fake.h"
 #include "backend/hosts/hosts.h"
 #include "backend/shm/shm.h"
-#include "backend/staging/staging.h"
 #include "base/base.h"
 
 /* Applies if TDDP_SHM is not set. */
@@ -117,12 +116,12 @@ static tddp_status open_with_faults(const tddp_backend_opts *opts, const tddp_wa
 {
     const tddp_backend_v1 *beneath;
     tddp_status status = tddp_fake_inner(opts->rank, &beneath);
-    status = status ? status : tddp_backend_open_inner(beneath, opts, wait, out);
+    status = status ? status : tddp_backend_open(beneath, opts, wait, out);
     return status ? status : tddp_fake_wrap(opts->rank, out);
 }
 
-tddp_status tddp_backend_open_inner(const tddp_backend_v1 *requested, const tddp_backend_opts *opts,
-                                    const tddp_wait *wait, tddp_inner *out)
+tddp_status tddp_backend_open(const tddp_backend_v1 *requested, const tddp_backend_opts *opts,
+                              const tddp_wait *wait, tddp_inner *out)
 {
     if (requested == tddp_fake_backend()) {
         return open_with_faults(opts, wait, out);
@@ -152,21 +151,6 @@ tddp_status tddp_backend_open_inner(const tddp_backend_v1 *requested, const tddp
     if (status == TDDP_OK) {
         out->backend = chosen;
         out->context = context;
-    }
-    return status;
-}
-
-tddp_status tddp_backend_open(const tddp_backend_v1 *requested, const tddp_backend_opts *opts,
-                              const tddp_wait *wait, tddp_inner *out)
-{
-    tddp_backend_opts inner_opts = *opts;
-    /* Only a requested backend has decline(), so it is what serves the parent itself. */
-    if (opts->parent && tddp_staging_is_needed(requested)) {
-        inner_opts.parent = tddp_staging_inner_context(opts->parent);
-    }
-    tddp_status status = tddp_backend_open_inner(requested, &inner_opts, wait, out);
-    if (status == TDDP_OK && tddp_staging_is_needed(out->backend)) {
-        status = tddp_staging_wrap(out, requested->name, opts);
     }
     return status;
 }

@@ -1,8 +1,6 @@
 /*
  * Creates the context of a group's backend. Shared memory replaces the backend, or is combined with
- * it, if ranks share a host and the backend allows it (TDDP_BACKEND_SHARES_HOSTS). Memory that it
- * then doesn't support is copied (staging/staging.h), unless another backend of the group serves
- * it.
+ * it, if ranks share a host and the backend allows it (TDDP_BACKEND_SHARES_HOSTS).
  */
 #ifndef TDDP_BACKEND_OPEN_H
 #define TDDP_BACKEND_OPEN_H
@@ -19,10 +17,5 @@
 TDDP_NODISCARD tddp_status tddp_backend_open(const tddp_backend_v1 *requested,
                                              const tddp_backend_opts *opts, const tddp_wait *wait,
                                              tddp_inner *out);
-
-/* The same for a backend that gets only memory that it supports. */
-TDDP_NODISCARD tddp_status tddp_backend_open_inner(const tddp_backend_v1 *requested,
-                                                   const tddp_backend_opts *opts,
-                                                   const tddp_wait *wait, tddp_inner *out);
 
 #endif

@@ -1,12 +1,10 @@
 /*
  * What passes operations on to a backend has its table and context: a group (group/backends.c), and
  * backends over others: hosts/ (communicators between hosts), staging/ (copies of memory of the
- * other kind), fake/ (faults). open.c puts these together.
+ * other kind), fake/ (faults). open.c and group/backends.c put these together.
  */
 #ifndef TDDP_WRAPPER_H
 #define TDDP_WRAPPER_H
-
-#include <stdbool.h>
 
 #include <tddp/backend.h>
 
@@ -26,29 +24,5 @@ void tddp_inner_abort(const tddp_inner *self);
 /* For slots that the other backend may not have. */
 void tddp_inner_report_failure(const tddp_inner *self, tddp_status status, const char *text);
 TDDP_NODISCARD tddp_status tddp_inner_decline(const tddp_inner *self, const tddp_wait *wait);
-
-/* --- requests -------------------------------------------------------------------------------- */
-
-/* What tddp_inner_post() returns: the other backend's request, and what the wrapper adds. */
-typedef struct tddp_inner_request {
-    const tddp_inner *inner;
-    void *request;
-    void *data; /* the wrapper's; NULL: nothing */
-} tddp_inner_request;
-
-TDDP_NODISCARD tddp_status tddp_inner_post(const tddp_inner *self, const tddp_op *op, void *data,
-                                           void **request);
-
-/* Whether a request is not finished, but interrupted: finish() will be called again. */
-static inline bool tddp_inner_is_interrupted(const tddp_inner *self, tddp_status status)
-{
-    return status == TDDP_CANCELED && self->backend->events;
-}
-
-/* The slots for such requests; they don't use the context. */
-TDDP_NODISCARD tddp_status tddp_inner_finish(void *context, void *request, int *source);
-TDDP_NODISCARD tddp_status tddp_inner_launch(void *context, void *const *requests, size_t count);
-TDDP_NODISCARD tddp_status tddp_inner_order(void *context, void *request, void *stream);
-TDDP_NODISCARD tddp_status tddp_inner_test(void *context, void *request, int *complete);
 
 #endif

@@ -2,6 +2,8 @@
 #ifndef TDDP_GROUP_BACKENDS_H
 #define TDDP_GROUP_BACKENDS_H
 
+#include <stdbool.h>
+
 #include <tddp/group.h>
 
 #include "backend/wrapper.h"
@@ -10,6 +12,7 @@
 typedef struct tddp_device_backend {
     tddp_inner inner;      /* with the table below */
     tddp_backend_v1 table; /* a copy, which outlives the context */
+    bool copies;           /* its memory is copied for the other one, which it owns (staging) */
 } tddp_device_backend;
 
 /* Finds those that the name stands for. */

@@ -49,8 +49,10 @@ static tddp_device_type memory_of(const tddp_op *op)
 bool tddp_group_is_launched(const tddp_group *group, const tddp_op *op)
 {
     const bool barrier = op->kind == TDDP_OP_BARRIER;
-    const tddp_device_type type = barrier ? TDDP_CPU : memory_of(op);
-    return (tddp_group_backend_on(group, type)->backend->launches >> op->kind & 1u) != 0 &&
+    const tddp_device_type type = memory_of(op);
+    const tddp_inner *own =
+        barrier ? tddp_group_backend_for(group, op) : tddp_group_backend_on(group, type);
+    return (own->backend->launches >> op->kind & 1u) != 0 &&
            (barrier || tddp_group_reduces_on_device(group, type));
 }
 

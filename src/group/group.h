@@ -309,11 +309,13 @@ static inline const tddp_inner *tddp_group_backend_on(const tddp_group *group,
     return own->backend ? own : &group->backends[cpu ? TDDP_CUDA : TDDP_CPU].inner;
 }
 
-/* The backend for an operation. */
+/* The backend for an operation; for a barrier, which has no memory, not one that copies. */
 static inline const tddp_inner *tddp_group_backend_for(const tddp_group *group, const tddp_op *op)
 {
-    const bool barrier = op->kind == TDDP_OP_BARRIER;
-    return tddp_group_backend_on(group, barrier ? TDDP_CPU : op->input.device_type);
+    const tddp_device_type type = op->kind != TDDP_OP_BARRIER        ? op->input.device_type
+                                  : group->backends[TDDP_CPU].copies ? TDDP_CUDA
+                                                                     : TDDP_CPU;
+    return tddp_group_backend_on(group, type);
 }
 
 /* device.c: whether the backend reduces memory of this kind on a device, perhaps a copy of it. */

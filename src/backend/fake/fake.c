@@ -24,8 +24,7 @@ typedef struct faulty {
 
 /* Of a message, or an operation on a device. */
 typedef struct fake_request {
-    tddp_inner_request posted; /* first member: wrapper.c's functions take it. `request` is NULL if
-                                  the backend beneath hasn't got the message */
+    void *posted; /* the request beneath; NULL: the backend there hasn't got the message */
     faulty *of;
     const tddp_op *op;
     tddp_fake_fate fate;
@@ -86,13 +85,12 @@ static tddp_status post(void *context, const tddp_op *op, void **out)
         status = tddp_fail(TDDP_NETWORK, "asked to fail by TDDP_FAKE");
     }
     if (status == TDDP_OK && (launched || !tddp_fake_ends(&self->faults, op))) {
-        status = self->inner.backend->post(context, op, &made->posted.request);
+        status = self->inner.backend->post(context, op, &made->posted);
     }
     if (status) {
         free(made);
         return status;
     }
-    made->posted.inner = &self->inner;
     made->of = self;
     made->op = op;
     *out = made;
@@ -109,8 +107,11 @@ static tddp_status finish(void *context, void *request, int *source)
     if (status == TDDP_CANCELED) {
         return status;
     }
-    if (made->posted.request) { /* also if it was aborted: the request has to be freed */
-        return tddp_inner_finish(context, request, source);
+    if (made->posted) { /* also if it was aborted: the request has to be freed */
+        status = self->inner.backend->finish(context, made->posted, source);
+        if (status == TDDP_CANCELED && self->inner.backend->events) {
+            return status; /* it will be called again */
+        }
     }
     free(made);
     return status;
@@ -118,13 +119,33 @@ static tddp_status finish(void *context, void *request, int *source)
 
 static tddp_status launch(void *context, void *const *requests, size_t count)
 {
+    const tddp_backend_v1 *inner = ((const fake_request *)requests[0])->of->inner.backend;
     tddp_status status = TDDP_OK;
+    void **posted = tddp_alloc_array(count, sizeof *posted);
+    if (!posted) {
+        return TDDP_OUT_OF_MEMORY;
+    }
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
         fake_request *made = requests[i];
         faulty *self = made->of;
+        posted[i] = made->posted;
         status = tddp_fake_before(&self->faults, made->op, self->aborted, &made->fate);
     }
-    return status ? status : tddp_inner_launch(context, requests, count);
+    status = status ? status : inner->launch(context, posted, count);
+    free(posted);
+    return status;
+}
+
+static tddp_status order(void *context, void *request, void *stream)
+{
+    const fake_request *made = request;
+    return made->of->inner.backend->order(context, made->posted, stream);
+}
+
+static tddp_status test(void *context, void *request, int *complete)
+{
+    const fake_request *made = request;
+    return made->of->inner.backend->test(context, made->posted, complete);
 }
 
 /* --- contexts -------------------------------------------------------------------------------- */
@@ -154,8 +175,8 @@ static void fill(faulty *self)
     self->table.post = inner->post ? post : NULL;
     self->table.finish = inner->post ? finish : NULL;
     self->table.launch = inner->launch ? launch : NULL;
-    self->table.order = inner->order ? tddp_inner_order : NULL;
-    self->table.test = inner->test ? tddp_inner_test : NULL;
+    self->table.order = inner->order ? order : NULL;
+    self->table.test = inner->test ? test : NULL;
     self->table.probe = NULL; /* of communicators between hosts: none has faults */
     self->table.drop = NULL;
     self->table.size = sizeof self->table;

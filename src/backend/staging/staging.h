@@ -1,9 +1,9 @@
 /*
- * Operations on memory that a backend doesn't support, on copies in memory that it does support:
- * CUDA memory through pinned host memory for a backend on the host, host memory through a device's
- * for a backend on devices, whose operations are launched. A wrapper of the backend's table.
+ * A backend for memory that another one, the inner, doesn't support: operations on copies in memory
+ * that it does support. CUDA memory is copied to pinned host memory for a backend on the host, host
+ * memory to a device's for a backend on devices, whose operations are launched.
  *
- *     table.c       the wrapper: its table and its context
+ *     table.c       its table and its context
  *     staged.c      an operation on copies, step by step
  *     copies.c      the copies: started and waited for
  *     alarm.c       tells the thread that polls operations that copies have ended
@@ -23,14 +23,11 @@
 /* Whether a backend supports only one of host memory and CUDA memory. */
 bool tddp_staging_is_needed(const tddp_backend_v1 *backend);
 
-/* Wraps such a backend, so that it supports both; closes it on failure. The new table lives as long
- * as the context. `opts` are the group's. `name` is the requested backend's, for messages, and
- * lives as long as the process. */
-TDDP_NODISCARD tddp_status tddp_staging_wrap(tddp_inner *inner, const char *name,
-                                             const tddp_backend_opts *opts);
-
-/* The wrapped backend's context. */
-void *tddp_staging_inner_context(void *context);
+/* Opens one for the other kind of memory, which from now on owns `inner`: its destroy() destroys
+ * that too. Not so its abort(). The table lives as long as the context. `opts` are the group's.
+ * `name` is the requested backend's, for messages, and lives as long as the process. */
+TDDP_NODISCARD tddp_status tddp_staging_open(const tddp_inner *inner, const char *name,
+                                             const tddp_backend_opts *opts, tddp_inner *out);
 
 /* --- layout.c -------------------------------------------------------------------------------- */
 
@@ -166,6 +163,7 @@ typedef struct tddp_staged {
     tddp_cuda_stream last; /* on which all copies of this direction have ended in the end */
     bool alarmed;          /* and it tells of that */
     tddp_op op;            /* the inner backend's */
+    void *request;         /* likewise, of what was posted */
     tddp_buffer *parts;    /* of `op` */
 } tddp_staged;
 

@@ -1,6 +1,5 @@
 /*
- * The wrapper of a backend that supports only one of host memory and CUDA memory. Operations on
- * memory that it supports are passed on as they are. Threads: as <tddp/backend.h> says.
+ * The table and the context. Threads: as <tddp/backend.h> says.
  *
  * Invariant: collectives run one at a time, so one interrupted collective at most is staged; it is
  * the next one that runs. Copies end before the inner context is destroyed, or their memory is kept
@@ -21,12 +20,6 @@ static const tddp_inner *inner_of(void *context)
 static bool launches(const tddp_staging *self)
 {
     return self->inner.backend->launches != 0;
-}
-
-static bool supports(const tddp_staging *self, const tddp_op *op)
-{
-    return op->kind == TDDP_OP_BARRIER ||
-           (self->inner.backend->device_types >> op->input.device_type & 1u) != 0;
 }
 
 /* --- whether memory can be copied ------------------------------------------------------------ */
@@ -81,16 +74,12 @@ static tddp_status check(void *context, tddp_op_kind kind, const tddp_buffer *bu
 
 /* --- collectives ----------------------------------------------------------------------------- */
 
-static tddp_status run_inner(const tddp_staging *self, const tddp_op *op)
-{
-    return self->inner.backend->run[op->kind](self->inner.context, op);
-}
-
 static tddp_status run_staged(tddp_staged *staged)
 {
     tddp_status status = tddp_staged_copy_in(staged);
     if (status == TDDP_OK && staged->stage == TDDP_STAGING_READY) {
-        status = run_inner(staged->owner, tddp_staged_inner_op(staged));
+        const tddp_inner *inner = &staged->owner->inner;
+        status = inner->backend->run[staged->op.kind](inner->context, tddp_staged_inner_op(staged));
     }
     return status ? status : tddp_staged_copy_out(staged);
 }
@@ -98,9 +87,6 @@ static tddp_status run_staged(tddp_staged *staged)
 static tddp_status run(void *context, const tddp_op *op)
 {
     tddp_staging *self = context;
-    if (supports(self, op)) {
-        return run_inner(self, op);
-    }
     tddp_status status = self->running ? TDDP_OK : tddp_staged_create(self, op, &self->running);
     if (status) {
         return status;
@@ -120,9 +106,6 @@ static tddp_status run(void *context, const tddp_op *op)
 static tddp_status prepare(void *context, const tddp_op *op, void **prepared)
 {
     tddp_staging *self = context;
-    if (supports(self, op)) {
-        return TDDP_OK;
-    }
     tddp_staged *staged;
     tddp_status status = tddp_staged_create(self, op, &staged);
     if (status) {
@@ -137,32 +120,33 @@ static tddp_status prepare(void *context, const tddp_op *op, void **prepared)
     return TDDP_OK;
 }
 
-/* A request's data is its staged operation; NULL: it is on the caller's memory. */
+/* The request is the staged operation. */
 static tddp_status post(void *context, const tddp_op *op, void **request)
 {
-    void *staged = op->prepared;
-    tddp_status status = launches(context) ? prepare(context, op, &staged) : TDDP_OK;
+    const tddp_inner *inner = inner_of(context);
+    void *prepared = op->prepared;
+    tddp_status status = launches(context) ? prepare(context, op, &prepared) : TDDP_OK;
     if (status) {
         return status;
     }
-    const tddp_op *inner_op = staged ? tddp_staged_inner_op(staged) : op;
-    status = tddp_inner_post(inner_of(context), inner_op, staged, request);
-    if (status && staged) {
+    tddp_staged *staged = prepared;
+    status = inner->backend->post(inner->context, tddp_staged_inner_op(staged), &staged->request);
+    if (status) {
         tddp_staged_end(staged, status);
+        return status;
     }
-    return status;
+    *request = staged;
+    return TDDP_OK;
 }
 
 static tddp_status finish(void *context, void *request, int *source)
 {
-    tddp_staged *staged = ((const tddp_inner_request *)request)->data;
-    if (!staged) {
-        return tddp_inner_finish(context, request, source);
-    }
+    const tddp_inner *inner = inner_of(context);
+    tddp_staged *staged = request;
     (void)tddp_staged_inner_op(staged); /* with the token of this call */
-    tddp_status status = tddp_inner_finish(context, request, source);
-    if (tddp_inner_is_interrupted(inner_of(context), status)) {
-        return status;
+    tddp_status status = inner->backend->finish(inner->context, staged->request, source);
+    if (status == TDDP_CANCELED && inner->backend->events) {
+        return status; /* it will be called again */
     }
     if (launches(context)) {
         tddp_staged_end(staged, staged->outcome);
@@ -177,30 +161,40 @@ static tddp_status finish(void *context, void *request, int *source)
 
 static tddp_status launch(void *context, void *const *requests, size_t count)
 {
-    for (size_t i = 0; i < count; i++) {
-        tddp_staged *staged = ((const tddp_inner_request *)requests[i])->data;
-        if (staged) {
-            (void)tddp_staged_inner_op(staged); /* with its number, and the token of this call */
-        }
+    const tddp_inner *inner = inner_of(context);
+    void **theirs = tddp_alloc_array(count, sizeof *theirs);
+    if (!theirs) {
+        return TDDP_OUT_OF_MEMORY;
     }
-    tddp_status status = tddp_inner_launch(context, requests, count);
+    for (size_t i = 0; i < count; i++) {
+        tddp_staged *staged = requests[i];
+        (void)tddp_staged_inner_op(staged); /* with its number, and the token of this call */
+        theirs[i] = staged->request;
+    }
+    tddp_status status = inner->backend->launch(inner->context, theirs, count);
+    free(theirs);
     for (size_t i = 0; i < count && status; i++) {
-        tddp_staged *staged = ((const tddp_inner_request *)requests[i])->data;
-        if (staged) {
-            staged->outcome = status;
-        }
+        ((tddp_staged *)requests[i])->outcome = status;
     }
     return status;
+}
+
+static tddp_status order(void *context, void *request, void *stream)
+{
+    const tddp_inner *inner = inner_of(context);
+    return inner->backend->order(inner->context, ((const tddp_staged *)request)->request, stream);
 }
 
 /* The result is copied once the device has it. */
 static tddp_status test(void *context, void *request, int *complete)
 {
     static const tddp_cancel at_once = TDDP_CANCEL_AT_ONCE;
-    tddp_staged *staged = ((const tddp_inner_request *)request)->data;
-    int ended = staged && staged->stage == TDDP_STAGING_COPYING_OUT;
-    tddp_status status = ended ? TDDP_OK : tddp_inner_test(context, request, &ended);
-    if (staged && status == TDDP_OK && ended) {
+    const tddp_inner *inner = inner_of(context);
+    tddp_staged *staged = request;
+    int ended = staged->stage == TDDP_STAGING_COPYING_OUT;
+    tddp_status status =
+        ended ? TDDP_OK : inner->backend->test(inner->context, staged->request, &ended);
+    if (status == TDDP_OK && ended) {
         staged->cancel = &at_once;
         status = tddp_staged_copy_out(staged);
         ended = status == TDDP_OK;
@@ -213,11 +207,11 @@ static tddp_status test(void *context, void *request, int *complete)
 
 /* --- life cycle ------------------------------------------------------------------------------ */
 
-static void abort_all(void *context)
+/* The inner context is aborted by itself. */
+static void abort_copies(void *context)
 {
     tddp_staging *self = context;
     atomic_store(&self->aborted, true);
-    tddp_inner_abort(&self->inner);
 }
 
 static void destroy(void *context)
@@ -230,12 +224,6 @@ static void destroy(void *context)
     tddp_inner_close(&self->inner);
     tddp_staging_block_pool_free(&self->block_pool);
     free(self);
-}
-
-static tddp_status allocate(void *context, size_t bytes, void **handle, void **data)
-{
-    const tddp_inner *inner = inner_of(context);
-    return inner->backend->allocate(inner->context, bytes, handle, data);
 }
 
 static tddp_eventcount *events(void *context)
@@ -256,11 +244,6 @@ static int polls(void *context, const tddp_op *op)
     return inner->backend->polls(inner->context, op);
 }
 
-static tddp_status decline(void *context, const tddp_wait *wait)
-{
-    return tddp_inner_decline(inner_of(context), wait);
-}
-
 /* --- the table ------------------------------------------------------------------------------- */
 
 static void fill(tddp_staging *self)
@@ -272,20 +255,17 @@ static void fill(tddp_staging *self)
         .abi = TDDP_BACKEND_ABI,
         .size = sizeof *table,
         .name = inner->name,
-        .device_types = inner->device_types | BOTH,
+        .device_types = copied,
         .copied_types = copied,
-        .abort = abort_all,
+        .abort = abort_copies,
         .destroy = destroy,
         .post = inner->post ? post : NULL,
         .finish = inner->post ? finish : NULL,
         .traits = inner->traits,
-        .allocate = inner->allocate ? allocate : NULL,
-        .deallocate = inner->deallocate,
         .launches = inner->launches,
         .launch = inner->launches ? launch : NULL,
-        .order = inner->launches ? tddp_inner_order : NULL,
+        .order = inner->launches ? order : NULL,
         .test = inner->launches ? test : NULL,
-        .decline = inner->decline ? decline : NULL,
         .check = check,
         .prepare = inner->launches ? NULL : prepare,
         .events = inner->events ? events : NULL,
@@ -304,7 +284,8 @@ bool tddp_staging_is_needed(const tddp_backend_v1 *backend)
     return supported != 0 && supported != BOTH;
 }
 
-tddp_status tddp_staging_wrap(tddp_inner *inner, const char *name, const tddp_backend_opts *opts)
+tddp_status tddp_staging_open(const tddp_inner *inner, const char *name,
+                              const tddp_backend_opts *opts, tddp_inner *out)
 {
     tddp_staging *self = tddp_alloc(sizeof *self);
     tddp_status status = self ? TDDP_OK : TDDP_OUT_OF_MEMORY;
@@ -312,7 +293,6 @@ tddp_status tddp_staging_wrap(tddp_inner *inner, const char *name, const tddp_ba
         status = tddp_staging_alarm_create(inner->backend->events(inner->context), &self->alarm);
     }
     if (status) {
-        tddp_inner_close(inner);
         free(self);
         return status;
     }
@@ -323,11 +303,6 @@ tddp_status tddp_staging_wrap(tddp_inner *inner, const char *name, const tddp_ba
     atomic_init(&self->device, opts->device_index);
     pthread_mutex_init(&self->block_pool.mutex, NULL);
     fill(self);
-    *inner = (tddp_inner){.backend = &self->table, .context = self};
+    *out = (tddp_inner){.backend = &self->table, .context = self};
     return TDDP_OK;
-}
-
-void *tddp_staging_inner_context(void *context)
-{
-    return ((tddp_staging *)context)->inner.context;
 }

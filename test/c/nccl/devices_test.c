@@ -144,6 +144,60 @@ TEST(groups_whose_parts_cannot_be_opened)
     tddp_store_release(opts.store);
 }
 
+/* A backend for the CPU with a single operation. */
+static tddp_status create_few(const tddp_backend_opts *opts, const tddp_wait *wait, void **context)
+{
+    (void)opts;
+    (void)wait;
+    *context = NULL;
+    return TDDP_OK;
+}
+
+static void ignore(void *context)
+{
+    (void)context;
+}
+
+static tddp_status succeed(void *context, const tddp_op *op)
+{
+    (void)context;
+    (void)op;
+    return TDDP_OK;
+}
+
+TEST(operations_that_one_of_them_lacks)
+{
+    static tddp_backend_v1 few = {.abi = TDDP_BACKEND_ABI,
+                                  .size = sizeof few,
+                                  .name = "few",
+                                  .device_types = 1u << TDDP_CPU,
+                                  .create = create_few,
+                                  .abort = ignore,
+                                  .destroy = ignore,
+                                  .op_count = TDDP_OP_COUNT};
+    float value = 1;
+    tddp_buffer buffer = {&value, 1, TDDP_FLOAT32, TDDP_CPU, 0, NULL};
+    tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
+    tddp_group *group;
+    few.run[TDDP_OP_ALL_REDUCE] = succeed;
+    CHECK_OK(tddp_backend_register(&few));
+    CHECK_OK(tddp_hash_store_create(20000, &opts.store));
+    opts.backend = "cpu:few,cuda:nccl";
+    CHECK_OK(tddp_group_create(&opts, NULL, &group));
+    CHECK_TEXT(tddp_group_carrier(group), "cpu:few,cuda:nccl");
+    CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
+    CHECK_STATUS(tddp_broadcast(group, buffer, 0, NULL), TDDP_UNSUPPORTED);
+    CHECK_TEXT(tddp_error_message(), "backend few, which serves cpu memory here, has no broadcast");
+    /* A barrier is the CPU's, whatever the other one has. */
+    CHECK_STATUS(tddp_barrier(group, NULL), TDDP_UNSUPPORTED);
+    CHECK_TEXT(tddp_error_message(), "backend cpu:few,cuda:nccl has no barrier");
+    buffer.device_type = (tddp_device_type)TDDP_DEVICE_TYPES;
+    CHECK_STATUS(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "backend cpu:few,cuda:nccl takes no ");
+    tddp_group_release(group);
+    tddp_store_release(opts.store);
+}
+
 /* Of a name, or those that it lists in any order; NULL: none. */
 static void check_names(const char *name, const char *for_cpu, const char *for_cuda)
 {

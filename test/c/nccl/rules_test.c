@@ -135,6 +135,7 @@ MULTI_TEST(batches_with_a_mistake, 2, 60)
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, 0, TIMEOUT_MS);
     const tddp_buffer buffer = on_device(data, COUNT, TDDP_FLOAT32);
+    const tddp_buffer on_host = {data, COUNT, TDDP_FLOAT32, TDDP_CPU, 0, NULL};
     tddp_op_args messages[2] = {message_to(buffer, 1 - rank, 0), message_from(buffer, rank, 0)};
     CHECK_STATUS(tddp_batch_send_recv(group, messages, 2, works), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "this rank itself");
@@ -144,6 +145,11 @@ MULTI_TEST(batches_with_a_mistake, 2, 60)
     CHECK_STATUS(tddp_batch_send_recv(group, messages, 0, works), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "a batch of 0 messages");
     CHECK_STATUS(tddp_batch_send_recv(group, messages, 2, NULL), TDDP_INVALID_ARGUMENT);
+    /* One launch is of one kind of memory, although the backend serves both. */
+    messages[1] = message_from(on_host, 1 - rank, 0);
+    CHECK_STATUS(tddp_batch_send_recv(group, messages, 2, works), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(),
+                   "a batch of 2 messages has 1 in a device's memory: expected all or none");
     /* Found when it is posted: none of them is launched, and the group goes on. */
     messages[1] = message_from(buffer, TDDP_ANY_SOURCE, 0);
     CHECK_STATUS(tddp_batch_send_recv(group, messages, 2, works), TDDP_UNSUPPORTED);
