@@ -5,7 +5,7 @@
  * A receive that was posted to the communicator cannot be withdrawn when a message of this host has
  * come first. So for each tag with which a rank ever receives from any source, a listener receives
  * whatever comes from other hosts, and hands it to the matching of shared memory, to which all
- * receives of that tag are posted from then on: whoever waits for one of those looks at the
+ * receives of that tag are posted from then on: the thread that waits for one of those looks at the
  * listener too. It has one receive posted at a time: messages of a rank stay in their order.
  *
  * Invariant: an arrival is in the list from when it is posted until it is received.
