@@ -16,9 +16,7 @@ enum { MOST_BYTES_AT_ONCE = 64 << 10 };
 
 bool tddp_group_p2p_polls(const tddp_group *group, const tddp_op *op)
 {
-    const tddp_backend_v1 *backend = group->backend;
-    return group->polled && !tddp_group_queues(group, op) &&
-           (!backend->polls || backend->polls(group->context, op));
+    return group->polled && !tddp_group_queues(group, op);
 }
 
 /* --- requests -------------------------------------------------------------------------------- */

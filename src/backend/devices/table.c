@@ -91,14 +91,6 @@ static int resumes(void *data, const tddp_op *op)
     return !part->backend->resumes || part->backend->resumes(part->context, op);
 }
 
-static int polls(void *data, const tddp_op *op)
-{
-    const context *self = data;
-    const tddp_inner *part = &self->parts[TDDP_CPU];
-    return device_of(op) == TDDP_CPU &&
-           (!part->backend->polls || part->backend->polls(part->context, op));
-}
-
 /* What is on a device's queue needs none. */
 static tddp_eventcount *events(void *data)
 {
@@ -194,9 +186,8 @@ void tddp_devices_fill(tddp_devices *self, const char *name)
         table->reserve = reserve;
         table->release = release;
     }
-    if (for_cpu && for_cpu->events) {
+    if (for_cpu && for_cpu->events && (!for_cuda || table->traits & TDDP_BACKEND_QUEUES)) {
         table->events = events;
-        table->polls = polls;
     }
     if (for_cpu && for_cpu->allocate) {
         table->allocate = allocate;

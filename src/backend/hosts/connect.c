@@ -20,6 +20,11 @@ enum {
     CHECK_MS = 200, /* between two looks at the other ranks while they come */
 };
 
+/* A waiting thread: what it spins for if it has nothing else to do; between two looks at what
+ * counts no event, a token or a deadline. */
+#define SPIN_NS (50 * INT64_C(1000))
+#define SLEEP_NS (20 * TDDP_NS_PER_MS)
+
 static tddp_status open_comm(const tddp_hosts *self, const tddp_backend_opts *opts,
                              const char *prefix, int64_t deadline, tddp_cancel *cancel,
                              tddp_hosts_comm *comm)
@@ -131,7 +136,7 @@ static void publish(tddp_hosts *self, const tddp_hosts_comm *made)
     if (self->aborted) {
         tddp_inner_abort(&self->global_comm.inner);
     }
-    tddp_hosts_post_kept(self);
+    tddp_hosts_post_queued(self);
     pthread_mutex_unlock(&self->lock);
 }
 
@@ -194,7 +199,8 @@ tddp_status tddp_hosts_connect(tddp_hosts *self, const tddp_backend_opts *opts,
         status = open_leader_comm(self, opts, deadline, cancel);
     }
     if (status == TDDP_OK && opts->on_demand) {
-        status = tddp_on_demand_add(opts->on_demand, open_global, self);
+        status = tddp_on_demand_add(opts->on_demand, open_global, self,
+                                    tddp_shm_events(self->shm, self->local_rank));
         self->on_demand = status ? NULL : opts->on_demand;
     } else if (status == TDDP_OK) {
         const tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
@@ -213,10 +219,40 @@ void tddp_hosts_disconnect(tddp_hosts *self)
     free(self->names);
 }
 
-tddp_status tddp_hosts_await_global(tddp_hosts *self, int64_t deadline)
+/* --- waiting --------------------------------------------------------------------------------- */
+
+tddp_status tddp_hosts_try(tddp_hosts *self, const tddp_op *op,
+                           tddp_status (*look)(tddp_hosts *self, void *data), void *data)
 {
-    return self->on_demand ? tddp_on_demand_await(self->on_demand, deadline) : TDDP_OK;
+    tddp_eventcount *events = tddp_shm_events(self->shm, self->local_rank);
+    const bool spins = op->awaited && tddp_shm_ranks_per_core(self->shm) <= 1;
+    for (;;) {
+        const uint32_t seen = tddp_eventcount_read(events);
+        const tddp_status status = look(self, data);
+        if (status != TDDP_CANCELED || (op->cancel && tddp_cancel_triggered(op->cancel))) {
+            return status;
+        }
+        const int64_t left = tddp_cancel_deadline(op->cancel) - tddp_now_ns();
+        tddp_eventcount_wait(events, seen, spins ? SPIN_NS : 0, left < SLEEP_NS ? left : SLEEP_NS);
+    }
 }
+
+tddp_status tddp_hosts_check_global(tddp_hosts *self, int64_t deadline)
+{
+    return self->on_demand ? tddp_on_demand_check(self->on_demand, deadline) : TDDP_OK;
+}
+
+static tddp_status look_for_global(tddp_hosts *self, void *deadline)
+{
+    return tddp_hosts_check_global(self, *(int64_t *)deadline);
+}
+
+tddp_status tddp_hosts_await_global(tddp_hosts *self, const tddp_op *op, int64_t deadline)
+{
+    return tddp_hosts_try(self, op, look_for_global, &deadline);
+}
+
+/* --- failures -------------------------------------------------------------------------------- */
 
 tddp_status tddp_hosts_report_if_fatal(tddp_hosts *self, tddp_status status)
 {

@@ -52,7 +52,8 @@ static tddp_status set_layout(tddp_hosts *self, const int *hosts)
 
 bool tddp_hosts_can_use(const tddp_backend_v1 *between)
 {
-    bool all = between->post && between->finish && between->op_count >= TDDP_OP_COUNT;
+    bool all = between->post && between->finish && between->probe && between->drop &&
+               between->events && between->op_count >= TDDP_OP_COUNT;
     for (int kind = 0; all && kind < TDDP_OP_COUNT; kind++) {
         all = tddp_op_is_p2p((tddp_op_kind)kind) || between->run[kind];
     }
@@ -118,9 +119,8 @@ static void free_scratch(tddp_hosts *self)
 
 void tddp_hosts_destroy(tddp_hosts *self)
 {
-    tddp_hosts_stop_listening(self);
     tddp_hosts_disconnect(self);
-    tddp_hosts_free_listeners(self);
+    tddp_hosts_free_arrivals(self);
     free_scratch(self);
     tddp_shm_destroy(self->shm);
     pthread_mutex_destroy(&self->lock);

@@ -9,7 +9,6 @@
  *     reductions.c  all_reduce, reduce, reduce_scatter
  *     moves.c       all other collectives
  *     messages.c    sends and receives
- *     listener.c    messages of other hosts for receives from any source
  *     table.c       the backend table; failures
  *
  * The ranks of a host are numbered in the order of the group: local ranks. The first of them are
@@ -38,7 +37,7 @@
 
 typedef struct tddp_hosts tddp_hosts;
 typedef struct tddp_hosts_message tddp_hosts_message;
-typedef struct tddp_hosts_listener tddp_hosts_listener;
+typedef struct tddp_hosts_tag tddp_hosts_tag;
 typedef struct tddp_hosts_arrival tddp_hosts_arrival;
 
 /* The backend "hosts", which nothing requests by name: it has no create(). */
@@ -91,10 +90,9 @@ struct tddp_hosts {
     int *names;           /* by rank; NULL: their numbers */
     pthread_mutex_t lock; /* guards the following until on_demand has connected */
     tddp_hosts_comm global_comm;
-    tddp_hosts_message *kept; /* messages that wait for it, in their order */
+    tddp_hosts_message *queued; /* messages that wait for it, in their order */
     bool aborted;
-    tddp_cancel *stop_listening; /* NULL: there are no listeners yet */
-    tddp_hosts_listener *listeners;
+    tddp_hosts_tag *tags;         /* with which this rank has received from any source */
     tddp_hosts_arrival *arrivals; /* not yet received */
     void *scratch;                /* shared or plain memory; NULL: nothing allocated */
     void *scratch_data;
@@ -111,32 +109,26 @@ TDDP_NODISCARD tddp_status tddp_hosts_connect(tddp_hosts *self, const tddp_backe
                                               const tddp_wait *wait);
 void tddp_hosts_disconnect(tddp_hosts *self);
 
-/* Waits until the global communicator is there. */
-TDDP_NODISCARD tddp_status tddp_hosts_await_global(tddp_hosts *self, int64_t deadline);
+/* Whether the global communicator is there, which the first call requests; does not wait.
+ * TDDP_CANCELED: not yet. */
+TDDP_NODISCARD tddp_status tddp_hosts_check_global(tddp_hosts *self, int64_t deadline);
+/* Waits for it, or until the operation's token is triggered: TDDP_CANCELED. */
+TDDP_NODISCARD tddp_status tddp_hosts_await_global(tddp_hosts *self, const tddp_op *op,
+                                                   int64_t deadline);
 
-/* messages.c: polls(), post() and finish() of the table. Messages that were kept are posted, with
- * the lock held. */
-int tddp_hosts_polls(void *context, const tddp_op *op);
+/* Calls `look` at each event, until it returns something else than TDDP_CANCELED, or the
+ * operation's token is triggered. */
+TDDP_NODISCARD tddp_status tddp_hosts_try(tddp_hosts *self, const tddp_op *op,
+                                          tddp_status (*look)(tddp_hosts *self, void *data),
+                                          void *data);
+
+/* messages.c: post() and finish() of the table. */
 tddp_status tddp_hosts_post(void *context, const tddp_op *op, void **request);
 tddp_status tddp_hosts_finish(void *context, void *request, int *source);
-void tddp_hosts_post_kept(tddp_hosts *self);
-
-/* listener.c. The listener for a tag; NULL: there is none. With the lock held. */
-tddp_hosts_listener *tddp_hosts_listener_for(const tddp_hosts *self, uint32_t tag);
-/* From now on what comes from other hosts with this tag arrives at receives that are posted to
- * shared memory: its senders are numbered there from the size of the host. With the lock held. */
-TDDP_NODISCARD tddp_status tddp_hosts_listen(tddp_hosts *self, uint32_t tag,
-                                             tddp_hosts_listener **out);
-/* TDDP_OK while messages may arrive; or why none will. */
-TDDP_NODISCARD tddp_status tddp_hosts_listener_check(tddp_hosts *self,
-                                                     const tddp_hosts_listener *listener);
-/* Receives one into op->output, until the deadline; frees it. */
-TDDP_NODISCARD tddp_status tddp_hosts_receive_arrival(tddp_hosts *self, tddp_hosts_arrival *arrival,
-                                                      const tddp_op *op, int64_t deadline,
-                                                      int *source);
-/* Ends the listeners, before the communicator; frees them and what was not received, after it. */
-void tddp_hosts_stop_listening(tddp_hosts *self);
-void tddp_hosts_free_listeners(tddp_hosts *self);
+/* Posts what waits for the communicator, with the lock held. */
+void tddp_hosts_post_queued(tddp_hosts *self);
+/* Frees what has not been received, after the communicator has ended. */
+void tddp_hosts_free_arrivals(tddp_hosts *self);
 
 /* Reports a failure to the other ranks of this host and of its communicators, once, if it leaves
  * this rank out of step. Returns its status. */

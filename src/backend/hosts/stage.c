@@ -71,7 +71,7 @@ tddp_status tddp_hosts_run_leaders(tddp_hosts_run *run, tddp_op *stage)
 
 tddp_status tddp_hosts_run_global(tddp_hosts_run *run, tddp_op *stage)
 {
-    tddp_status status = tddp_hosts_await_global(run->self, run->self->deadline);
+    tddp_status status = tddp_hosts_await_global(run->self, run->op, run->self->deadline);
     return status ? status : run_on(run, &run->self->global_comm, stage);
 }
 

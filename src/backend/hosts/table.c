@@ -66,7 +66,8 @@ SLOT(scatter)
 SLOT(all_to_all)
 #undef SLOT
 
-/* Where all operations between hosts do. Gathers, scatters and all_to_all may first have to connect.
+/* Where all operations between hosts do. Gathers, scatters and all_to_all may first have to
+ * connect.
  */
 static int resumes(void *context, const tddp_op *op)
 {
@@ -123,7 +124,6 @@ const tddp_backend_v1 *tddp_hosts_backend(void)
         .traits = TDDP_BACKEND_RESUMES,
         .resumes = resumes,
         .events = events,
-        .polls = tddp_hosts_polls,
         .op_count = TDDP_OP_COUNT,
         .run =
             {
