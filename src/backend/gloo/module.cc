@@ -96,6 +96,7 @@ const tddp_transport_ops transport_ops = {
     check_peer,
     report,
     nullptr, // Gloo has a thread
+    nullptr,
 };
 
 /* --- the backend's table --------------------------------------------------------------------- */

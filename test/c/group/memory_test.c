@@ -214,7 +214,7 @@ static void check_next_message(pair *self, float value)
 /* Without threads to be had, a message is refused before it is posted; the group goes on. */
 TEST(no_more_threads)
 {
-    go_over_gloo(); /* each message has a thread */
+    go_over_blocking(); /* each message has a thread */
     pair self = make_pair(5000);
     tddp_work *work = NULL;
     const struct rlimit before = end_of_threads();
@@ -256,7 +256,7 @@ static void check_nothing_has_begun(pair *self, float *into, tddp_work *const *w
 /* Some of its messages have threads, which have ended others. */
 TEST(a_batch_without_enough_threads)
 {
-    go_over_gloo(); /* each message has a thread */
+    go_over_blocking(); /* each message has a thread */
     pair self = make_pair(5000);
     tddp_work *works[BATCH] = {NULL};
     for (int i = 0; i < 2; i++) {

@@ -204,7 +204,7 @@ TEST(a_callback_cannot_shut_its_group_down)
 /* The thread that completed the message may still run its callback: the group is not aborted. */
 TEST(the_group_may_be_shut_down_after_the_wait)
 {
-    go_over_gloo(); /* a thread completes it */
+    go_over_blocking(); /* a thread completes it */
     pair self = make_pair(20000);
     tddp_work *work;
     CHECK_OK(tddp_recv(self.groups[1], ints(1), 0, 0, &work));
@@ -378,7 +378,7 @@ TEST(a_reused_name_has_separate_messages)
 
 TEST(threads_start_for_messages_and_end)
 {
-    go_over_gloo(); /* each has a thread */
+    go_over_blocking(); /* each has a thread */
     enum { MANY = 100 };
     static int32_t got[MANY];
     pair self = make_pair(20000);
