@@ -66,18 +66,6 @@ SLOT(scatter)
 SLOT(all_to_all)
 #undef SLOT
 
-/* Where all operations between hosts do. Gathers, scatters and all_to_all may first have to
- * connect.
- */
-static int resumes(void *context, const tddp_op *op)
-{
-    const tddp_hosts *self = context;
-    const bool connects =
-        op->kind == TDDP_OP_GATHER || op->kind == TDDP_OP_SCATTER || op->kind == TDDP_OP_ALL_TO_ALL;
-    return !connects && op->bundled == 0 && (self->between->traits & TDDP_BACKEND_RESUMES) &&
-           !self->between->resumes;
-}
-
 /* --- the table ------------------------------------------------------------------------------- */
 
 static void abort_all(void *context)
@@ -122,7 +110,6 @@ const tddp_backend_v1 *tddp_hosts_backend(void)
         .deallocate = tddp_shm_deallocate,
         .report_failure = report_failure,
         .traits = TDDP_BACKEND_RESUMES,
-        .resumes = resumes,
         .events = events,
         .op_count = TDDP_OP_COUNT,
         .run =
