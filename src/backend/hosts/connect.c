@@ -16,14 +16,8 @@
 
 enum {
     PREFIX_BYTES = 32,
-    TEXT_BYTES = 2048,
     CHECK_MS = 200, /* between two looks at the other ranks while they come */
 };
-
-/* A waiting thread: what it spins for if it has nothing else to do; between two looks at what
- * counts no event, a token or a deadline. */
-#define SPIN_NS (50 * INT64_C(1000))
-#define SLEEP_NS (20 * TDDP_NS_PER_MS)
 
 static tddp_status open_comm(const tddp_hosts *self, const tddp_backend_opts *opts,
                              const char *prefix, int64_t deadline, tddp_cancel *cancel,
@@ -63,7 +57,8 @@ static tddp_status open_leader_comm(tddp_hosts *self, const tddp_backend_opts *o
     comm_opts.rank = self->host;
     comm_opts.world_size = self->host_count;
     comm_opts.names = names;
-    tddp_status status = open_comm(self, &comm_opts, prefix, deadline, cancel, &self->leader_comm);
+    tddp_status status =
+        open_comm(self, &comm_opts, prefix, deadline, cancel, &self->comms[TDDP_HOSTS_LEADERS]);
     free(names);
     return status;
 }
@@ -74,7 +69,7 @@ static tddp_status open_leader_comm(tddp_hosts *self, const tddp_backend_opts *o
 static tddp_status check_ranks(void *context)
 {
     tddp_hosts *self = context;
-    const tddp_inner *leaders = &self->leader_comm.inner;
+    const tddp_inner *leaders = &self->comms[TDDP_HOSTS_LEADERS].inner;
     tddp_status status = TDDP_OK;
     for (int local = 0; local < self->local_size && status == TDDP_OK; local++) {
         if (local != self->local_rank) {
@@ -132,9 +127,9 @@ static tddp_backend_opts global_opts(tddp_hosts *self, tddp_store *store)
 static void publish(tddp_hosts *self, const tddp_hosts_comm *made)
 {
     pthread_mutex_lock(&self->lock);
-    self->global_comm = *made;
+    self->comms[TDDP_HOSTS_GLOBAL] = *made;
     if (self->aborted) {
-        tddp_inner_abort(&self->global_comm.inner);
+        tddp_inner_abort(&self->comms[TDDP_HOSTS_GLOBAL].inner);
     }
     tddp_hosts_post_queued(self);
     pthread_mutex_unlock(&self->lock);
@@ -211,60 +206,10 @@ tddp_status tddp_hosts_connect(tddp_hosts *self, const tddp_backend_opts *opts,
 
 void tddp_hosts_disconnect(tddp_hosts *self)
 {
-    tddp_inner_close(&self->leader_comm.inner);
-    tddp_inner_close(&self->global_comm.inner);
+    tddp_inner_close(&self->comms[TDDP_HOSTS_LEADERS].inner);
+    tddp_inner_close(&self->comms[TDDP_HOSTS_GLOBAL].inner);
     tddp_store_release(self->store);
     free(self->group);
     free(self->address);
     free(self->names);
-}
-
-/* --- waiting --------------------------------------------------------------------------------- */
-
-tddp_status tddp_hosts_try(tddp_hosts *self, const tddp_op *op,
-                           tddp_status (*look)(tddp_hosts *self, void *data), void *data)
-{
-    tddp_eventcount *events = tddp_shm_events(self->shm, self->local_rank);
-    const bool spins = op->awaited && tddp_shm_ranks_per_core(self->shm) <= 1;
-    for (;;) {
-        const uint32_t seen = tddp_eventcount_read(events);
-        const tddp_status status = look(self, data);
-        if (status != TDDP_CANCELED || (op->cancel && tddp_cancel_triggered(op->cancel))) {
-            return status;
-        }
-        const int64_t left = tddp_cancel_deadline(op->cancel) - tddp_now_ns();
-        tddp_eventcount_wait(events, seen, spins ? SPIN_NS : 0, left < SLEEP_NS ? left : SLEEP_NS);
-    }
-}
-
-tddp_status tddp_hosts_check_global(tddp_hosts *self, int64_t deadline)
-{
-    return self->on_demand ? tddp_on_demand_check(self->on_demand, deadline) : TDDP_OK;
-}
-
-static tddp_status look_for_global(tddp_hosts *self, void *deadline)
-{
-    return tddp_hosts_check_global(self, *(int64_t *)deadline);
-}
-
-tddp_status tddp_hosts_await_global(tddp_hosts *self, const tddp_op *op, int64_t deadline)
-{
-    return tddp_hosts_try(self, op, look_for_global, &deadline);
-}
-
-/* --- failures -------------------------------------------------------------------------------- */
-
-tddp_status tddp_hosts_report_if_fatal(tddp_hosts *self, tddp_status status)
-{
-    if (!tddp_shm_is_fatal(status) || atomic_exchange(&self->failure_reported, true)) {
-        return status;
-    }
-    char text[TEXT_BYTES];
-    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    tddp_shm_report_failure(self->shm, status, text);
-    tddp_inner_report_failure(&self->leader_comm.inner, status, text);
-    pthread_mutex_lock(&self->lock);
-    tddp_inner_report_failure(&self->global_comm.inner, status, text);
-    pthread_mutex_unlock(&self->lock);
-    return tddp_fail(status, "%s", text);
 }

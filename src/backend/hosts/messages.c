@@ -41,16 +41,15 @@ typedef struct tddp_hosts_tag {
 typedef struct tddp_hosts_message {
     const tddp_op *op;
     int64_t deadline;
-    bool is_local;    /* `request` is shared memory's, with `local` */
+    void *request;    /* of shared memory or, once it is posted there, of the communicator */
     tddp_op local;    /* as shared memory sees it */
-    any_tag *any;     /* it may come from another host too; NULL: no */
-    bool matched;     /* with `any`: it has come */
-    arrival *arrival; /* from another host; NULL: from this one */
+    any_tag *any;     /* it may come from this host or another; NULL: where it goes is known */
+    bool matched;     /* with `any`: it is here */
+    arrival *arrival; /* and comes from another host; NULL: from this one */
     int64_t checked_at;
     bool posted; /* to the communicator, with this outcome */
     tddp_status status;
-    char *text;    /* of a failure; NULL: no memory for it */
-    void *request; /* the communicator's */
+    char *text; /* of a failure; NULL: no memory for it */
     tddp_hosts_message *next;
 } message;
 
@@ -70,7 +69,7 @@ static tddp_status fail_with(tddp_status status, const char *text)
 /* With the lock held. */
 static void post_now(tddp_hosts *self, message *it)
 {
-    const tddp_inner *all = &self->global_comm.inner;
+    const tddp_inner *all = &self->comms[TDDP_HOSTS_GLOBAL].inner;
     it->status = all->backend->post(all->context, it->op, &it->request);
     it->text = it->status ? tddp_copy_string(tddp_error_message()) : NULL;
     it->posted = true;
@@ -88,7 +87,7 @@ void tddp_hosts_post_queued(tddp_hosts *self)
 static void post_to_all(tddp_hosts *self, message *it)
 {
     pthread_mutex_lock(&self->lock);
-    if (self->global_comm.inner.backend) {
+    if (self->comms[TDDP_HOSTS_GLOBAL].inner.backend) {
         post_now(self, it);
     } else {
         message **end = &self->queued;
@@ -100,8 +99,8 @@ static void post_to_all(tddp_hosts *self, message *it)
     pthread_mutex_unlock(&self->lock);
 }
 
-/* What is known of a tag with which receives are posted to shared memory; NULL: nothing, or there
- * is no memory for it. `adds`: from now on they are. */
+/* The tag, if receives with it are posted to shared memory; with `adds` they are from now on.
+ * NULL: they are not, or there is no memory for it. */
 static any_tag *find_tag(tddp_hosts *self, uint32_t tag, bool adds)
 {
     pthread_mutex_lock(&self->lock);
@@ -109,70 +108,56 @@ static any_tag *find_tag(tddp_hosts *self, uint32_t tag, bool adds)
     while (it && it->tag != tag) {
         it = it->next;
     }
-    if (!it && adds) {
-        it = tddp_alloc(sizeof *it);
-        if (it) {
-            *it = (any_tag){.tag = tag, .next = self->tags};
-            self->tags = it;
-        }
+    if (!it && adds && (it = tddp_alloc(sizeof *it))) {
+        it->tag = tag;
+        it->next = self->tags;
+        self->tags = it;
     }
     pthread_mutex_unlock(&self->lock);
     return it;
 }
 
-static tddp_status post_local(tddp_hosts *self, message *it)
+static tddp_status post(tddp_hosts *self, message *it)
 {
     const int peer = it->op->peer;
-    it->is_local = true;
     it->local = *it->op;
     if (is_here(self, peer)) {
         it->local.peer = self->local_of[peer];
-    } else if (peer != TDDP_ANY_SOURCE) {
+        return tddp_shm_p2p_post(self->shm, &it->local, &it->request);
+    }
+    if (it->op->kind == TDDP_OP_RECV && self->local_size > 1) {
+        it->any = find_tag(self, it->op->tag, peer == TDDP_ANY_SOURCE);
+        if (!it->any && peer == TDDP_ANY_SOURCE) {
+            return TDDP_OUT_OF_MEMORY;
+        }
+    }
+    (void)!tddp_hosts_check_global(self, INT64_MAX); /* requests it */
+    if (!it->any) {
+        post_to_all(self, it);
+        return TDDP_OK;
+    }
+    if (peer != TDDP_ANY_SOURCE) {
         it->local.peer = self->local_size + peer;
         it->local.timeout_ms = INT64_MAX; /* this file has the text */
     }
     return tddp_shm_p2p_post(self->shm, &it->local, &it->request);
 }
 
-static tddp_status post(tddp_hosts *self, message *it)
-{
-    const tddp_op *op = it->op;
-    const bool here = is_here(self, op->peer);
-    if (op->kind == TDDP_OP_RECV && self->local_size > 1 && !here) {
-        const bool any = op->peer == TDDP_ANY_SOURCE;
-        it->any = find_tag(self, op->tag, any);
-        if (any && !it->any) {
-            return TDDP_OUT_OF_MEMORY;
-        }
-    }
-    tddp_status status = TDDP_OK;
-    if (here || it->any) {
-        status = post_local(self, it);
-    } else {
-        post_to_all(self, it);
-    }
-    if (status == TDDP_OK && !here) {
-        (void)!tddp_hosts_check_global(self, INT64_MAX); /* requests it */
-    }
-    return status;
-}
-
 tddp_status tddp_hosts_post(void *context, const tddp_op *op, void **request)
 {
     tddp_hosts *self = context;
     message *it = tddp_alloc(sizeof *it);
-    tddp_status status = it ? TDDP_OK : TDDP_OUT_OF_MEMORY;
-    if (status == TDDP_OK) {
+    tddp_status status = TDDP_OUT_OF_MEMORY;
+    if (it) {
         it->op = op;
         it->deadline = tddp_deadline_after_ms(op->timeout_ms);
         status = post(self, it);
     }
     if (status) {
         free(it);
-        return tddp_hosts_report_if_fatal(self, status);
     }
-    *request = it;
-    return TDDP_OK;
+    *request = status ? NULL : it;
+    return tddp_hosts_report_if_fatal(self, status);
 }
 
 /* --- messages of other hosts for receives from any source ------------------------------------ */
@@ -180,7 +165,7 @@ tddp_status tddp_hosts_post(void *context, const tddp_op *op, void **request)
 /* With the lock held. */
 static tddp_status post_arrival(tddp_hosts *self, any_tag *any)
 {
-    const tddp_inner *all = &self->global_comm.inner;
+    const tddp_inner *all = &self->comms[TDDP_HOSTS_GLOBAL].inner;
     arrival *it = tddp_alloc(sizeof *it);
     if (!it) {
         return TDDP_OUT_OF_MEMORY;
@@ -201,20 +186,20 @@ static tddp_status post_arrival(tddp_hosts *self, any_tag *any)
 /* Delivers the next one to shared memory. TDDP_CANCELED: none is here. With the lock held. */
 static tddp_status deliver(tddp_hosts *self, any_tag *any)
 {
-    const tddp_inner *all = &self->global_comm.inner;
+    const tddp_inner *all = &self->comms[TDDP_HOSTS_GLOBAL].inner;
     tddp_cancel at_once = TDDP_CANCEL_AT_ONCE;
+    int source;
     tddp_status status = any->expected ? TDDP_OK : post_arrival(self, any);
     if (status) {
         return status;
     }
-    arrival *next = any->expected;
-    int source;
-    next->op.cancel = &at_once;
-    status = all->backend->probe(all->context, next->request, &source);
-    next->op.cancel = NULL;
+    any->expected->op.cancel = &at_once;
+    status = all->backend->probe(all->context, any->expected->request, &source);
+    any->expected->op.cancel = NULL;
     if (status == TDDP_OK) {
+        status =
+            tddp_shm_p2p_deliver(self->shm, self->local_size + source, any->tag, any->expected);
         any->expected = NULL;
-        status = tddp_shm_p2p_deliver(self->shm, self->local_size + source, any->tag, next);
     }
     return status;
 }
@@ -289,7 +274,7 @@ static tddp_status check_source(tddp_hosts *self, message *it)
         return TDDP_OK;
     }
     pthread_mutex_lock(&self->lock);
-    const tddp_inner all = self->global_comm.inner; /* it may be about to be there */
+    const tddp_inner all = self->comms[TDDP_HOSTS_GLOBAL].inner; /* it may be about to be there */
     pthread_mutex_unlock(&self->lock);
     tddp_status status = all.backend && all.backend->check_peer
                              ? all.backend->check_peer(all.context, op->peer)
@@ -328,40 +313,29 @@ static tddp_status look(tddp_hosts *self, void *data)
     return status;
 }
 
-static tddp_status finish_any(tddp_hosts *self, message *it, int *source)
-{
-    const tddp_inner *all = &self->global_comm.inner;
-    const tddp_op *op = it->op;
-    tddp_status status = TDDP_OK;
-    if (!it->matched) {
-        status = tddp_hosts_try(self, op, look, it);
-    }
-    if (status) {
-        return status;
-    }
-    if (it->arrival) {
-        it->arrival->op.cancel = op->cancel;
-        it->arrival->op.awaited = op->awaited;
-        status = all->backend->finish(all->context, it->arrival->request, source);
-        if (status != TDDP_CANCELED) {
-            free(it->arrival);
-        }
-        return status;
-    }
-    it->local.cancel = op->cancel;
-    it->local.awaited = op->awaited;
-    status = tddp_shm_p2p_finish(self->shm, it->request, source);
-    *source = status ? *source : tddp_hosts_member(self, self->host, *source);
-    return status;
-}
-
 static tddp_status finish_here(tddp_hosts *self, message *it, int *source)
 {
     it->local.cancel = it->op->cancel;
     it->local.awaited = it->op->awaited;
     tddp_status status = tddp_shm_p2p_finish(self->shm, it->request, source);
     if (status == TDDP_OK && it->op->kind == TDDP_OP_RECV) {
-        *source = it->op->peer;
+        *source = tddp_hosts_member(self, self->host, *source);
+    }
+    return status;
+}
+
+static tddp_status finish_any(tddp_hosts *self, message *it, int *source)
+{
+    const tddp_inner *all = &self->comms[TDDP_HOSTS_GLOBAL].inner;
+    tddp_status status = it->matched ? TDDP_OK : tddp_hosts_try(self, it->op, look, it);
+    if (status || !it->arrival) {
+        return status ? status : finish_here(self, it, source);
+    }
+    it->arrival->op.cancel = it->op->cancel;
+    it->arrival->op.awaited = it->op->awaited;
+    status = all->backend->finish(all->context, it->arrival->request, source);
+    if (status != TDDP_CANCELED) {
+        free(it->arrival);
     }
     return status;
 }
@@ -384,7 +358,7 @@ static bool withdraw(tddp_hosts *self, const message *it)
 
 static tddp_status finish_in_all(tddp_hosts *self, message *it, int *source)
 {
-    const tddp_inner *all = &self->global_comm.inner;
+    const tddp_inner *all = &self->comms[TDDP_HOSTS_GLOBAL].inner;
     tddp_status status = tddp_hosts_await_global(self, it->op, it->deadline);
     if (status && (status == TDDP_CANCELED || withdraw(self, it))) {
         return status;
@@ -397,9 +371,9 @@ tddp_status tddp_hosts_finish(void *context, void *request, int *source)
 {
     tddp_hosts *self = context;
     message *it = request;
-    tddp_status status = it->any        ? finish_any(self, it, source)
-                         : it->is_local ? finish_here(self, it, source)
-                                        : finish_in_all(self, it, source);
+    tddp_status status = it->any                       ? finish_any(self, it, source)
+                         : is_here(self, it->op->peer) ? finish_here(self, it, source)
+                                                       : finish_in_all(self, it, source);
     if (status == TDDP_CANCELED) {
         return status;
     }
