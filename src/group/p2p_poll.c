@@ -16,9 +16,8 @@ enum { MOST_BYTES_AT_ONCE = 64 << 10 };
 
 bool tddp_group_p2p_polls(const tddp_group *group, const tddp_op *op)
 {
-    const tddp_inner *own = tddp_group_backend_for(group, op);
-    return group->polled && own == tddp_group_backend_on(group, TDDP_CPU) &&
-           (!own->backend->polls || own->backend->polls(own->context, op));
+    return group->polled &&
+           tddp_group_backend_for(group, op) == tddp_group_backend_on(group, TDDP_CPU);
 }
 
 /* --- requests -------------------------------------------------------------------------------- */

@@ -224,7 +224,6 @@ const tddp_backend_v1 backend = {
     nullptr,
     events,
     nullptr, // everything is resumed
-    nullptr,
     check_rank,
     probe,
     tddp_coll_drop,
