@@ -6,8 +6,6 @@
 
 #include "base/base.h"
 
-enum { TDDP_FAKE_NAME_BYTES = 33 };
-
 typedef struct tddp_fake_faults {
     char over[TDDP_FAKE_NAME_BYTES]; /* the backend beneath, on all ranks */
     int any;                         /* there are some on this rank */
