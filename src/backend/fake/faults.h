@@ -2,8 +2,7 @@
 #ifndef TDDP_BACKEND_FAKE_FAULTS_H
 #define TDDP_BACKEND_FAKE_FAULTS_H
 
-#include <tddp/backend.h>
-
+#include "backend/fake/fake.h"
 #include "base/base.h"
 
 typedef struct tddp_fake_faults {
