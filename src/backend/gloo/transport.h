@@ -104,6 +104,10 @@ class Transport final : public Observer
     {
         return names_.empty() ? nullptr : names_.data();
     }
+    const tddp_observer &observer() const
+    {
+        return observer_;
+    }
     int rank_name(int peer) const
     {
         return names_.empty() ? peer : names_[static_cast<size_t>(peer)];
