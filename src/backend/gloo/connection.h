@@ -64,6 +64,8 @@ template <typename Base> class Watched final : public Base
             std::chrono::milliseconds timeout, More... more)
         : Base(context, device, peer, timeout, more...), observer_(observer)
     {
+        /* Gloo's thread, which the base has told of this, sees it complete. */
+        std::lock_guard<std::mutex> lock(this->m_);
     }
 
     /* Whether the peer's system has acknowledged everything, or nothing more can be sent. */

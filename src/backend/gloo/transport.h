@@ -117,7 +117,7 @@ class Transport final : public Observer
     void open(const tddp_backend_opts &opts, tddp_meeting *meeting, Clock::time_point deadline,
               tddp_cancel *cancel);
     void await_connections(tddp_meeting *meeting, Clock::time_point deadline, tddp_cancel *cancel);
-    int first_unconnected();
+    int first_unconnected() const;
     [[noreturn]] void fail_connecting(tddp_meeting *meeting, int peer, tddp_status status,
                                       const std::string &error);
     void expect_notices();

@@ -23,8 +23,8 @@ struct transfer {
     size_t bytes;
     char *copy; /* of a buffered message */
     bool complete;
-    bool delivered;
-    bool released; /* buffered: freed when it is delivered */
+    bool delivered; /* or canceled by the other side */
+    bool released;  /* buffered: freed when it is delivered */
     tddp_status status;
     transfer *match;
     transfer *next; /* in the list of those that are not matched, or of sends that are */
@@ -261,7 +261,12 @@ static void cancel(mailbox *box, transfer *it)
         (void)detach(&box->matched, it->sends ? it : other);
         other->match = NULL;
         other->peer = it->rank;
-        complete(box, other, TDDP_PEER_LOST);
+        other->delivered = true;
+        if (other->released) {
+            free_transfer(other);
+        } else {
+            complete(box, other, TDDP_PEER_LOST);
+        }
     }
     go(box, it->rank);
 }
