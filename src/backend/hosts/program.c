@@ -91,7 +91,7 @@ static tddp_status begin(tddp_hosts *self, const tddp_op *op)
     program->layout = layout_of(self, op);
     program->count = program->position = 0;
     program->begun = program->incomplete = false;
-    tddp_status status = tddp_hosts_build(self, op);
+    tddp_status status = tddp_hosts_build(self);
     return status == TDDP_OK && program->incomplete ? TDDP_OUT_OF_MEMORY : status;
 }
 
@@ -111,7 +111,7 @@ static tddp_status run_stage(tddp_hosts *self, const tddp_op *op, const tddp_hos
     if (status) {
         return status;
     }
-    stage->fill(&(tddp_hosts_step){self, op, stage}, &its);
+    stage->fill(self, stage, &its);
     if (stage->where == TDDP_HOSTS_DIVIDE) {
         tddp_scale(its.output.dtype, its.output.data, its.output.count, 1.0 / self->world_size);
         return TDDP_OK;
@@ -129,11 +129,13 @@ tddp_status tddp_hosts_run(void *context, const tddp_op *op)
 {
     tddp_hosts *self = context;
     tddp_hosts_program *program = &self->program;
+    self->op = op;
     tddp_status status = program->sequence == op->sequence ? TDDP_OK : begin(self, op);
     while (status == TDDP_OK && program->position < program->count) {
         status = run_stage(self, op, &program->stages[program->position]);
         program->position += status == TDDP_OK;
     }
     program->sequence = status == TDDP_CANCELED ? op->sequence : 0;
+    self->op = NULL;
     return tddp_hosts_report_if_fatal(self, status);
 }
