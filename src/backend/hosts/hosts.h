@@ -122,7 +122,7 @@ struct tddp_hosts {
     tddp_shm *shm;
     tddp_hosts_comm comms[TDDP_HOSTS_COMMS]; /* the global one guarded by the lock */
     tddp_hosts_program program;
-    const tddp_op *op;       /* which runs; it may be at another address when it is resumed */
+    const tddp_op *op;       /* while it runs; it may be at another address when it is resumed */
     tddp_buffer *send_parts; /* lists of world_size, for the running stage */
     tddp_buffer *recv_parts;
     void *scratch; /* shared or plain memory; NULL: nothing allocated */
@@ -154,10 +154,10 @@ TDDP_NODISCARD tddp_status tddp_hosts_check_global(tddp_hosts *self, int64_t dea
 TDDP_NODISCARD tddp_status tddp_hosts_await_global(tddp_hosts *self, const tddp_op *op,
                                                    int64_t deadline);
 
-/* Calls `look` at each event, until it returns something else than TDDP_CANCELED, or the
+/* Calls `poll` at each event, until it returns something else than TDDP_CANCELED, or the
  * operation's token is triggered. */
 TDDP_NODISCARD tddp_status tddp_hosts_try(tddp_hosts *self, const tddp_op *op,
-                                          tddp_status (*look)(tddp_hosts *self, void *data),
+                                          tddp_status (*poll)(tddp_hosts *self, void *data),
                                           void *data);
 
 /* messages.c: post() and finish() of the table. */
