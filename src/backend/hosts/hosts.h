@@ -63,25 +63,19 @@ typedef enum tddp_hosts_where {
     TDDP_HOSTS_DIVIDE = TDDP_HOSTS_COMMS, /* here: divides the output by the number of ranks */
 } tddp_hosts_where;
 
-typedef struct tddp_hosts_step tddp_hosts_step;
+typedef struct tddp_hosts_stage tddp_hosts_stage;
 
 /* Sets a stage's kind, memory and reduction, in which it may use the context's lists. */
-typedef void tddp_hosts_fill(const tddp_hosts_step *it, tddp_op *out);
+typedef void tddp_hosts_fill(tddp_hosts *self, const tddp_hosts_stage *at, tddp_op *out);
 
-typedef struct tddp_hosts_stage {
+struct tddp_hosts_stage {
     tddp_hosts_where where;
     tddp_hosts_fill *fill;
-    size_t at; /* the chunk of each buffer or part that it is for: so many elements from here on */
+    size_t
+        start; /* the chunk of each buffer or part that it is for: so many elements from here on */
     size_t count;
     int first; /* the local rank whose part the first leader has */
     int host;  /* whose ranks' parts it is for */
-} tddp_hosts_stage;
-
-/* A stage of an operation, of which no copy is kept: it may be at another address next time. */
-struct tddp_hosts_step {
-    tddp_hosts *self;
-    const tddp_op *op;
-    const tddp_hosts_stage *stage;
 };
 
 typedef struct tddp_hosts_program {
@@ -101,7 +95,7 @@ tddp_status tddp_hosts_run(void *context, const tddp_op *op);
 /* Appends a stage. */
 void tddp_hosts_add(tddp_hosts *self, const tddp_hosts_stage *stage);
 /* operations.c: appends all stages. Errors: TDDP_OUT_OF_MEMORY, TDDP_MISMATCH. */
-TDDP_NODISCARD tddp_status tddp_hosts_build(tddp_hosts *self, const tddp_op *op);
+TDDP_NODISCARD tddp_status tddp_hosts_build(tddp_hosts *self);
 
 /* --- a context ------------------------------------------------------------------------------- */
 
@@ -128,6 +122,7 @@ struct tddp_hosts {
     tddp_shm *shm;
     tddp_hosts_comm comms[TDDP_HOSTS_COMMS]; /* the global one guarded by the lock */
     tddp_hosts_program program;
+    const tddp_op *op;       /* while it runs; it may be at another address when it is resumed */
     tddp_buffer *send_parts; /* lists of world_size, for the running stage */
     tddp_buffer *recv_parts;
     void *scratch; /* shared or plain memory; NULL: nothing allocated */
@@ -160,10 +155,10 @@ TDDP_NODISCARD tddp_status tddp_hosts_check_global(tddp_hosts *self, int64_t dea
 TDDP_NODISCARD tddp_status tddp_hosts_await_global(tddp_hosts *self, const tddp_op *op,
                                                    int64_t deadline);
 
-/* Calls `look` at each event, until it returns something else than TDDP_CANCELED, or the
+/* Calls `poll` at each event, until it returns something else than TDDP_CANCELED, or the
  * operation's token is triggered. */
 TDDP_NODISCARD tddp_status tddp_hosts_try(tddp_hosts *self, const tddp_op *op,
-                                          tddp_status (*look)(tddp_hosts *self, void *data),
+                                          tddp_status (*poll)(tddp_hosts *self, void *data),
                                           void *data);
 
 /* messages.c: post() and finish() of the table. */

@@ -7,8 +7,8 @@
  * cannot be withdrawn when a message of this host has come first. So for each tag with which this
  * rank ever receives from any source, a receive of this file is posted there, one at a time, so
  * that messages of a rank stay in their order. Receives with that tag are posted to shared memory
- * from then on; whoever waits for one looks whether a message has arrived from another host, and
- * delivers it there.
+ * from then on; whoever waits for one polls the receive of this file, and delivers what has arrived
+ * from other hosts there.
  *
  * Invariants: messages are posted to the communicator in the order in which they came, with the
  * lock held; those that were queued by the thread that connects, before any operation finds it
@@ -32,7 +32,7 @@ typedef struct tddp_hosts_arrival {
 /* A tag with which this rank has received from any source. Guarded by the lock. */
 typedef struct tddp_hosts_tag {
     uint32_t tag;
-    arrival *expected;  /* not here yet; NULL: not posted */
+    arrival *expected;  /* not arrived yet; NULL: not posted */
     tddp_status status; /* why no more will arrive */
     char *text;         /* NULL: no memory for it */
     tddp_hosts_tag *next;
@@ -44,8 +44,8 @@ typedef struct tddp_hosts_message {
     void *request;    /* of shared memory or, once it is posted there, of the communicator */
     tddp_op local;    /* as shared memory sees it */
     any_tag *any;     /* it may come from this host or another; NULL: where it goes is known */
-    bool matched;     /* with `any`: it is here */
-    arrival *arrival; /* and comes from another host; NULL: from this one */
+    bool matched;     /* with `any`: it has arrived */
+    arrival *arrival; /* from another host; NULL: from this one */
     int64_t checked_at;
     bool posted; /* to the communicator, with this outcome */
     tddp_status status;
@@ -183,7 +183,7 @@ static tddp_status post_arrival(tddp_hosts *self, any_tag *any)
     return TDDP_OK;
 }
 
-/* Delivers the next one to shared memory. TDDP_CANCELED: none is here. With the lock held. */
+/* Delivers the next one to shared memory. TDDP_CANCELED: none has arrived. With the lock held. */
 static tddp_status deliver(tddp_hosts *self, any_tag *any)
 {
     const tddp_inner *all = &self->comms[TDDP_HOSTS_GLOBAL].inner;
@@ -283,9 +283,9 @@ static tddp_status check_source(tddp_hosts *self, message *it)
     return status;
 }
 
-/* Looks for the message of a receive that this host or another may send. TDDP_CANCELED: it is not
- * here. After an error the request has ended. */
-static tddp_status look(tddp_hosts *self, void *data)
+/* Whether the message of a receive has arrived that this host or another may send. TDDP_CANCELED:
+ * not yet. After an error the request has ended. */
+static tddp_status poll_any(tddp_hosts *self, void *data)
 {
     message *it = data;
     tddp_cancel at_once = TDDP_CANCEL_AT_ONCE;
@@ -327,7 +327,7 @@ static tddp_status finish_here(tddp_hosts *self, message *it, int *source)
 static tddp_status finish_any(tddp_hosts *self, message *it, int *source)
 {
     const tddp_inner *all = &self->comms[TDDP_HOSTS_GLOBAL].inner;
-    tddp_status status = it->matched ? TDDP_OK : tddp_hosts_try(self, it->op, look, it);
+    tddp_status status = it->matched ? TDDP_OK : tddp_hosts_try(self, it->op, poll_any, it);
     if (status || !it->arrival) {
         return status ? status : finish_here(self, it, source);
     }

@@ -13,8 +13,8 @@
 
 #include "backend/hosts/hosts.h"
 
-/* A waiting thread: what it spins for if it has nothing else to do; between two looks at what
- * counts no event, a token or a deadline. */
+/* A waiting thread: how long it spins if it has nothing else to do; how often it checks what counts
+ * no event, a token or a deadline. */
 #define SPIN_NS (50 * INT64_C(1000))
 #define SLEEP_NS (20 * TDDP_NS_PER_MS)
 
@@ -23,13 +23,13 @@ enum { FIRST_STAGES = 16 };
 /* --- waiting --------------------------------------------------------------------------------- */
 
 tddp_status tddp_hosts_try(tddp_hosts *self, const tddp_op *op,
-                           tddp_status (*look)(tddp_hosts *self, void *data), void *data)
+                           tddp_status (*poll)(tddp_hosts *self, void *data), void *data)
 {
     tddp_eventcount *events = tddp_shm_events(self->shm, self->local_rank);
     const bool spins = op->awaited && tddp_shm_ranks_per_core(self->shm) <= 1;
     for (;;) {
         const uint32_t seen = tddp_eventcount_read(events);
-        const tddp_status status = look(self, data);
+        const tddp_status status = poll(self, data);
         if (status != TDDP_CANCELED || (op->cancel && tddp_cancel_triggered(op->cancel))) {
             return status;
         }
@@ -43,14 +43,14 @@ tddp_status tddp_hosts_check_global(tddp_hosts *self, int64_t deadline)
     return self->on_demand ? tddp_on_demand_check(self->on_demand, deadline) : TDDP_OK;
 }
 
-static tddp_status look_for_global(tddp_hosts *self, void *deadline)
+static tddp_status poll_global(tddp_hosts *self, void *deadline)
 {
     return tddp_hosts_check_global(self, *(int64_t *)deadline);
 }
 
 tddp_status tddp_hosts_await_global(tddp_hosts *self, const tddp_op *op, int64_t deadline)
 {
-    return tddp_hosts_try(self, op, look_for_global, &deadline);
+    return tddp_hosts_try(self, op, poll_global, &deadline);
 }
 
 /* --- running --------------------------------------------------------------------------------- */
@@ -91,7 +91,7 @@ static tddp_status begin(tddp_hosts *self, const tddp_op *op)
     program->layout = layout_of(self, op);
     program->count = program->position = 0;
     program->begun = program->incomplete = false;
-    tddp_status status = tddp_hosts_build(self, op);
+    tddp_status status = tddp_hosts_build(self);
     return status == TDDP_OK && program->incomplete ? TDDP_OUT_OF_MEMORY : status;
 }
 
@@ -111,7 +111,7 @@ static tddp_status run_stage(tddp_hosts *self, const tddp_op *op, const tddp_hos
     if (status) {
         return status;
     }
-    stage->fill(&(tddp_hosts_step){self, op, stage}, &its);
+    stage->fill(self, stage, &its);
     if (stage->where == TDDP_HOSTS_DIVIDE) {
         tddp_scale(its.output.dtype, its.output.data, its.output.count, 1.0 / self->world_size);
         return TDDP_OK;
@@ -129,11 +129,13 @@ tddp_status tddp_hosts_run(void *context, const tddp_op *op)
 {
     tddp_hosts *self = context;
     tddp_hosts_program *program = &self->program;
+    self->op = op;
     tddp_status status = program->sequence == op->sequence ? TDDP_OK : begin(self, op);
     while (status == TDDP_OK && program->position < program->count) {
         status = run_stage(self, op, &program->stages[program->position]);
         program->position += status == TDDP_OK;
     }
     program->sequence = status == TDDP_CANCELED ? op->sequence : 0;
+    self->op = NULL;
     return tddp_hosts_report_if_fatal(self, status);
 }
