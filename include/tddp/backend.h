@@ -258,10 +258,6 @@ typedef struct tddp_backend_v1 {
      * longer than the token asks for. NULL: all may, and at once. */
     int (*resumes)(void *context, const tddp_op *op);
 
-    /** With events(): whether a send or receive like this is among what they concern, and finish()
-     * need not wait for it; NULL: all are. */
-    int (*polls)(void *context, const tddp_op *op);
-
     /** TDDP_OK while waiting for this rank may succeed, as far as it can tell at once: it has not
      * gone, left or failed; `rank` < 0: none of the others has. Else TDDP_PEER_LOST, with the rank
      * in the text. Any thread; NULL: it can't tell. */

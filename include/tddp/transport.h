@@ -109,6 +109,8 @@ typedef struct tddp_coll_opts {
     int rank;
     int world_size;
     const int *names; /**< the ranks' names in messages, copied; NULL: their numbers */
+    /** Receives which ranks have entered an operation that timed out, until the end. */
+    tddp_observer observer;
 } tddp_coll_opts;
 
 /** Makes what operations need of memory, and posts a receive from each peer, which are connected.

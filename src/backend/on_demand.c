@@ -1,5 +1,5 @@
 /*
- * See on_demand.h. Invariant: `state` only grows, and nobody waits once it is READY or FAILED.
+ * See on_demand.h. Invariant: `state` only grows, up to READY or FAILED.
  */
 #include "backend/on_demand.h"
 
@@ -21,10 +21,8 @@ typedef enum stage {
 typedef struct part {
     tddp_on_demand_connect *connect;
     void *context;
+    tddp_eventcount *events;
 } part;
-
-/* Between looks at a token, which signals no condition. */
-enum { TOKEN_CHECK_MS = 20 };
 
 struct tddp_on_demand {
     pid_t pid;
@@ -81,18 +79,19 @@ void tddp_on_demand_free(tddp_on_demand *self)
 
 /* --- for backends ---------------------------------------------------------------------------- */
 
-tddp_status tddp_on_demand_add(tddp_on_demand *self, tddp_on_demand_connect *connect, void *context)
+tddp_status tddp_on_demand_add(tddp_on_demand *self, tddp_on_demand_connect *connect, void *context,
+                               tddp_eventcount *events)
 {
     part *more = tddp_resize(self->parts, (self->count + 1) * sizeof *more);
     if (!more) {
         return TDDP_OUT_OF_MEMORY;
     }
     self->parts = more;
-    self->parts[self->count++] = (part){connect, context};
+    self->parts[self->count++] = (part){connect, context, events};
     return TDDP_OK;
 }
 
-/* What becomes of one who waits for it no longer. With the lock held. */
+/* Of who waits no longer. With the lock held. */
 static tddp_status outcome(const tddp_on_demand *self)
 {
     if (self->stopped) {
@@ -110,35 +109,29 @@ static tddp_status outcome(const tddp_on_demand *self)
     return TDDP_OK;
 }
 
-void tddp_on_demand_request(tddp_on_demand *self)
+/* With the lock held. */
+static void notify(tddp_on_demand *self)
 {
-    pthread_mutex_lock(&self->mutex);
-    const bool asks = self->state == IDLE && !self->stopped;
-    self->state = asks ? ASKED : self->state;
-    pthread_mutex_unlock(&self->mutex);
-    if (asks) {
-        self->ask(self->data);
+    pthread_cond_broadcast(&self->changed);
+    for (size_t i = 0; i < self->count; i++) {
+        tddp_eventcount_notify(self->parts[i].events);
     }
 }
 
-tddp_status tddp_on_demand_await(tddp_on_demand *self, int64_t deadline, const tddp_cancel *cancel)
+tddp_status tddp_on_demand_check(tddp_on_demand *self, int64_t deadline)
 {
     if (atomic_load_explicit(&self->ready, memory_order_acquire)) {
         return TDDP_OK;
     }
-    tddp_on_demand_request(self);
     pthread_mutex_lock(&self->mutex);
-    bool canceled = false;
-    while (self->state < READY && !self->stopped && !canceled && tddp_now_ns() < deadline) {
-        canceled = cancel && tddp_cancel_triggered(cancel);
-        const int64_t check = cancel ? tddp_deadline_after_ms(TOKEN_CHECK_MS) : deadline;
-        if (!canceled) {
-            (void)tddp_cond_wait_until(&self->changed, &self->mutex,
-                                       check < deadline ? check : deadline);
-        }
-    }
-    tddp_status status = canceled ? TDDP_CANCELED : outcome(self);
+    const bool asks = self->state == IDLE && !self->stopped;
+    const bool waits = self->state < READY && !self->stopped && tddp_now_ns() < deadline;
+    self->state = asks ? ASKED : self->state;
+    const tddp_status status = asks || waits ? TDDP_CANCELED : outcome(self);
     pthread_mutex_unlock(&self->mutex);
+    if (asks) {
+        self->ask(self->data);
+    }
     return status;
 }
 
@@ -149,7 +142,7 @@ void tddp_on_demand_stop(tddp_on_demand *self)
     if (self->cancel) {
         tddp_cancel_trigger(self->cancel);
     }
-    pthread_cond_broadcast(&self->changed);
+    notify(self);
     pthread_mutex_unlock(&self->mutex);
 }
 
@@ -162,7 +155,7 @@ static void set_outcome(tddp_on_demand *self, tddp_status status, const char *te
     self->failure = status;
     self->failure_text = status ? tddp_copy_string(text) : NULL;
     atomic_store_explicit(&self->ready, status == TDDP_OK, memory_order_release);
-    pthread_cond_broadcast(&self->changed);
+    notify(self);
 }
 
 void tddp_on_demand_fail(tddp_on_demand *self, tddp_status status, const char *text)

@@ -1,18 +1,17 @@
 /*
  * Connections that all ranks of a group make together once one of them needs them.
  *
- * A backend says while it is created how it connects (add()), and before it needs the connections
- * waits for them (await()). The first who does, or who says that it will (request()), has all ranks
+ * A backend says while it is created how it connects (add()). Once it needs the connections it
+ * checks whether they are there (check()), again after each event. The first check has all ranks
  * asked, by a function of the group's; each rank that hears of it connects (start()) on a thread of
  * its own, whatever its other threads are doing. Any thread.
  */
 #ifndef TDDP_ON_DEMAND_H
 #define TDDP_ON_DEMAND_H
 
-#include <stdbool.h>
-
 #include <tddp/wait.h>
 
+struct tddp_eventcount;
 typedef struct tddp_on_demand tddp_on_demand;
 
 /* Has all ranks of the group call tddp_on_demand_start() soon, this one too; does not wait. */
@@ -33,20 +32,18 @@ void tddp_on_demand_free(tddp_on_demand *self);
 
 /* --- for backends ---------------------------------------------------------------------------- */
 
-/* While the backend's context is created. The context must live until tddp_on_demand_end(). */
+/* While the backend's context is created. The context, and `events`, must live until
+ * tddp_on_demand_end(). An event is counted there once check() returns something else. */
 TDDP_NODISCARD tddp_status tddp_on_demand_add(tddp_on_demand *self, tddp_on_demand_connect *connect,
-                                              void *context);
+                                              void *context, struct tddp_eventcount *events);
 
-/* Has the connections made; does not wait. */
-void tddp_on_demand_request(tddp_on_demand *self);
+/* Whether all that was added has connected, which the first call requests; does not wait.
+ * TDDP_CANCELED, without a text: not yet. Errors: those of connecting; TDDP_TIMEOUT from the
+ * deadline on; TDDP_GROUP_FAILED after tddp_on_demand_stop(). */
+TDDP_NODISCARD tddp_status tddp_on_demand_check(tddp_on_demand *self, int64_t deadline);
 
-/* Returns once all that was added has connected. Errors: those of connecting, also if it failed
- * before; TDDP_CANCELED once the token is triggered, which may be NULL; TDDP_TIMEOUT at the
- * deadline; TDDP_GROUP_FAILED after tddp_on_demand_stop(). */
-TDDP_NODISCARD tddp_status tddp_on_demand_await(tddp_on_demand *self, int64_t deadline,
-                                                const tddp_cancel *cancel);
-
-/* Ends what waits, and connecting as far as no other rank is about to connect to this one. */
+/* Nobody waits any longer; ends connecting as far as no other rank is about to connect to this one.
+ */
 void tddp_on_demand_stop(tddp_on_demand *self);
 
 /* --- for the group --------------------------------------------------------------------------- */

@@ -114,8 +114,10 @@ static tddp_status join_if_useful(const tddp_backend_v1 *requested, const tddp_b
 static tddp_status open_with_faults(const tddp_backend_opts *opts, const tddp_wait *wait,
                                     tddp_inner *out)
 {
+    char name[TDDP_FAKE_NAME_BYTES];
     const tddp_backend_v1 *beneath;
-    tddp_status status = tddp_fake_inner(opts->rank, &beneath);
+    tddp_status status = tddp_fake_over(opts->rank, name);
+    status = status ? status : tddp_backend_find(name, &beneath);
     status = status ? status : tddp_backend_open(beneath, opts, wait, out);
     return status ? status : tddp_fake_wrap(opts->rank, out);
 }

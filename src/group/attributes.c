@@ -1,11 +1,24 @@
 /*
- * A group's attributes: its rank, size, names, peers, store, timeout, and whether it is closed. Any
- * thread.
+ * A group's attributes: its rank, size, names, peers, store, timeout, whether it is closed, and
+ * whether this process may use it. Any thread.
  */
 #include <inttypes.h>
 
-#include "group/group.h"
-#include "group/peers.h"
+#include "group/checks.h"
+
+tddp_status tddp_group_check_usable(const tddp_group *group, const char *what)
+{
+    if (!group) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: group is NULL", what);
+    }
+    if (group->pid != tddp_process_id()) {
+        return tddp_fail(TDDP_FORKED,
+                         "%s: group \"%s\" was made by process %d, this is its child %d: make a "
+                         "group of its own here",
+                         what, group->name, (int)group->pid, (int)tddp_process_id());
+    }
+    return TDDP_OK;
+}
 
 int tddp_group_rank(const tddp_group *group)
 {

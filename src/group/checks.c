@@ -19,20 +19,6 @@ static bool supports(const tddp_backend_v1 *backend, tddp_op_kind kind)
            ((uint32_t)kind < backend->op_count && backend->run[kind]);
 }
 
-tddp_status tddp_group_check_usable(const tddp_group *group, const char *what)
-{
-    if (!group) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "%s: group is NULL", what);
-    }
-    if (group->pid != tddp_process_id()) {
-        return tddp_fail(TDDP_FORKED,
-                         "%s: group \"%s\" was made by process %d, this is its child %d: make a "
-                         "group of its own here",
-                         what, group->name, (int)group->pid, (int)tddp_process_id());
-    }
-    return TDDP_OK;
-}
-
 tddp_status tddp_group_check_call(const tddp_group *group, tddp_op_kind kind)
 {
     tddp_status status = tddp_group_check_usable(group, tddp_op_name(kind));

@@ -17,10 +17,8 @@ enum { MOST_BYTES_AT_ONCE = 64 << 10 };
 bool tddp_group_p2p_polls(const tddp_group *group, const tddp_op *op)
 {
     const tddp_inner *own = tddp_group_backend_for(group, op);
-    const bool counted = /* by the events of tddp_group_events() */
-        own == tddp_group_backend_on(group, TDDP_CPU) || group->backends[TDDP_CUDA].copies;
-    return group->polled && counted &&
-           (!own->backend->polls || own->backend->polls(own->context, op));
+    return group->polled &&
+           (own == tddp_group_backend_on(group, TDDP_CPU) || group->backends[TDDP_CUDA].copies);
 }
 
 /* --- requests -------------------------------------------------------------------------------- */

@@ -250,6 +250,34 @@ class GPUDevicesTest < Minitest::Test
     assert_match(/rank 1/, text)
   end
 
+  Stop = Class.new(StandardError)
+
+  # It waits until the other rank's connects, without the GVL. The interrupt ends that wait, not the operation.
+  def test_a_first_operation_that_is_interrupted
+    in_folder do |folder|
+      interrupted = File.join(folder, "interrupted")
+      got = ranks(2) do |rank|
+        tensors = Array.new(2) { filled(rank + 1.0) }
+        if rank.zero?
+          caller = Thread.current
+          Thread.new do
+            Thread.pass until caller.status == "sleep"
+            caller.raise(Stop)
+          end
+          assert_raises(Stop) { Distributed.all_reduce(tensors[0]) }
+          File.write(interrupted, "")
+        else
+          Thread.pass until File.exist?(interrupted)
+          Distributed.all_reduce(tensors[0])
+        end
+        Distributed.all_reduce(tensors[1])
+        Distributed.barrier
+        tensors.map { |tensor| tensor.cpu.to_a.uniq }
+      end
+      assert_equal [[[3.0], [3.0]]] * 2, got
+    end
+  end
+
   # Groups made from one that is for one GPU: what NCCL has of it is divided.
   def test_groups_made_from_one_that_is_bound
     got = ranks(2, device_id: 0) do |rank|

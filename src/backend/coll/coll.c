@@ -47,6 +47,7 @@ tddp_status tddp_coll_create(const tddp_coll_opts *opts, tddp_coll **out)
     coll->context = opts->context;
     coll->rank = opts->rank;
     coll->size = opts->world_size;
+    coll->observer = opts->observer;
     pthread_mutex_init(&coll->mutex, NULL);
     status = copy_names(coll, opts->names);
     status = status ? status : tddp_coll_make_program(coll);

@@ -98,6 +98,7 @@ struct tddp_coll {
     int rank;
     int size;
     int *names; /* NULL: the ranks' own numbers */
+    tddp_observer observer;
     tddp_coll_link *links;
     char *scratch; /* for received data, reused */
     size_t scratch_bytes;

@@ -11,7 +11,6 @@
  * it too. (By recursive doubling only to the partners, and one after the other; but there too no
  * rank completes before all have entered.)
  */
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -122,42 +121,27 @@ static bool has_entered(const tddp_coll *coll, const tddp_op *op, int peer)
     return link->agreed == op->sequence || tddp_coll_is_complete(coll, link->arrivals[link->next]);
 }
 
-static void add_ranks(const tddp_coll *coll, const tddp_op *op, bool entered, char *text,
-                      size_t bytes)
+/* Reports which ranks have sent their headers; all of them do, unless headers are exchanged with
+ * partners alone. */
+static void observe_entries(const tddp_coll *coll, const tddp_op *op)
 {
-    const char *before = entered ? "; entered: rank " : "; not entered: rank ";
-    EACH_PEER(coll, peer)
-    {
-        const tddp_call *last = &coll->links[peer].before.theirs;
-        if (has_entered(coll, op, peer) != entered) {
-            continue;
-        }
-        tddp_add_text(text, bytes, "%s%d", before, tddp_coll_rank_name(coll, peer));
-        before = ", rank ";
-        if (!entered && last->sequence > 0) {
-            tddp_add_text(text, bytes, " (last in %s, operation %" PRIu64 ")",
-                          tddp_op_name((tddp_op_kind)last->kind), last->sequence);
-        }
-    }
-}
-
-/* "; entered: rank 1, rank 3; not entered: rank 2 (last in barrier, operation 4)" */
-static tddp_status describe_timeout(const tddp_coll *coll, const tddp_op *op, const char *reason)
-{
-    char text[4096] = "";
     size_t partners = 0;
     for (size_t i = 0; i < coll->program.count; i++) {
         partners += coll->program.steps[i].kind == STEP_HEADER;
     }
-    tddp_add_text(text, sizeof text, "%s", reason);
-    if (partners < (size_t)coll->size - 1) {
-        return tddp_fail(TDDP_TIMEOUT,
-                         "%s: slow, stuck, in another operation, or waiting for a rank that is?",
-                         text);
+    for (int peer = 0; peer < coll->size && partners >= (size_t)coll->size - 1; peer++) {
+        tddp_observation seen = {.kind = TDDP_OBSERVED_ENTERED,
+                                 .rank = tddp_coll_rank_name(coll, peer)};
+        if (peer != coll->rank && !has_entered(coll, op, peer)) {
+            const tddp_call *last = &coll->links[peer].before.theirs;
+            seen.kind = TDDP_OBSERVED_NOT_ENTERED;
+            seen.sequence = last->sequence;
+            seen.text = last->sequence > 0 ? tddp_op_name((tddp_op_kind)last->kind) : NULL;
+        }
+        if (peer != coll->rank) {
+            tddp_observe(&coll->observer, &seen);
+        }
     }
-    add_ranks(coll, op, true, text, sizeof text);
-    add_ranks(coll, op, false, text, sizeof text);
-    return tddp_fail(TDDP_TIMEOUT, "%s: slow, stuck, or in another operation?", text);
 }
 
 tddp_status tddp_coll_describe(tddp_coll *coll, const tddp_op *op, tddp_status status)
@@ -172,6 +156,8 @@ tddp_status tddp_coll_describe(tddp_coll *coll, const tddp_op *op, tddp_status s
             return TDDP_MISMATCH;
         }
     }
-    return status == TDDP_TIMEOUT ? describe_timeout(coll, op, text)
-                                  : tddp_fail(status, "%s", text);
+    if (status == TDDP_TIMEOUT) {
+        observe_entries(coll, op);
+    }
+    return tddp_fail(status, "%s", text);
 }

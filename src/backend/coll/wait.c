@@ -7,6 +7,7 @@
  * since what a peer sent before it went may have completed it.
  */
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 
 #include "backend/coll/coll.h"
@@ -124,25 +125,38 @@ void tddp_coll_arm(const tddp_coll *coll)
     }
 }
 
+/* Whether an event comes while this thread, which has nothing else to do, gives its core to the
+ * transport's and to other ranks', again and again. */
+static bool yield_until_event(const tddp_eventcount *events, uint32_t seen, int64_t end)
+{
+    bool found = false;
+    while (!found && tddp_now_ns() < end) {
+        (void)sched_yield();
+        found = tddp_eventcount_read(events) != seen;
+    }
+    return found;
+}
+
 /* Sleeps until the next event, for a moment at most. A transport that moves only while it is called
  * is called as long as others would spin. */
 static void await_event(const tddp_coll *coll, const tddp_coll_wait *wait, uint32_t seen,
                         int64_t now, int64_t spin_until)
 {
     const tddp_op *op = wait->op;
+    tddp_eventcount *events = coll->transport->events(coll->context);
     if (coll->transport->progress && now < spin_until) {
         tddp_cpu_pause();
         return;
     }
     tddp_coll_arm(coll);
-    const int64_t end = tddp_cancel_deadline(op->cancel);
-    const int64_t left = (end < wait->deadline ? end : wait->deadline) - now;
+    const int64_t canceled = tddp_cancel_deadline(op->cancel);
+    const int64_t end = canceled < wait->deadline ? canceled : wait->deadline;
     const bool spins = op->awaited && !coll->transport->progress;
-    tddp_eventcount_wait(coll->transport->events(coll->context), seen,
-                         !spins           ? 0
-                         : left < SPIN_NS ? left
-                                          : SPIN_NS,
-                         left < CHECK_INTERVAL_NS ? left : CHECK_INTERVAL_NS);
+    const int64_t most = end < now + SPIN_NS ? end : now + SPIN_NS;
+    if (!spins || !yield_until_event(events, seen, most)) {
+        const int64_t left = end - now;
+        tddp_eventcount_wait(events, seen, 0, left < CHECK_INTERVAL_NS ? left : CHECK_INTERVAL_NS);
+    }
 }
 
 tddp_status tddp_coll_await(const tddp_coll *coll, tddp_coll_wait *wait, void *transfer, int peer,

@@ -27,9 +27,9 @@
 /* What a group asks for; open.c opens the backend beneath instead, and wraps it. */
 const tddp_backend_v1 *tddp_fake_backend(void);
 
-/* The backend beneath. Errors: those of tddp_backend_find(); TDDP_INVALID_ARGUMENT: it can't have
- * faults. */
-TDDP_NODISCARD tddp_status tddp_fake_inner(int rank, const tddp_backend_v1 **out);
+/* The name of the backend beneath. TDDP_INVALID_ARGUMENT: it can't have faults. */
+enum { TDDP_FAKE_NAME_BYTES = 33 };
+TDDP_NODISCARD tddp_status tddp_fake_over(int rank, char name[TDDP_FAKE_NAME_BYTES]);
 
 /* Has the open backend served by a table with the faults, if there are any for this rank. Closes it
  * on failure: TDDP_INVALID_ARGUMENT: TDDP_FAKE is malformed; TDDP_NETWORK: asked for. */

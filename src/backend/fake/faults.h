@@ -2,11 +2,8 @@
 #ifndef TDDP_BACKEND_FAKE_FAULTS_H
 #define TDDP_BACKEND_FAKE_FAULTS_H
 
-#include <tddp/backend.h>
-
+#include "backend/fake/fake.h"
 #include "base/base.h"
-
-enum { TDDP_FAKE_NAME_BYTES = 33 };
 
 typedef struct tddp_fake_faults {
     char over[TDDP_FAKE_NAME_BYTES]; /* the backend beneath, on all ranks */

@@ -179,15 +179,19 @@ void Transport::open(const tddp_backend_opts &opts, tddp_meeting *meeting,
     Failure::check(tddp_meeting_give(meeting, tddp_slice{record.data(), record.size()}, &left));
 }
 
-/* The first peer that is not connected; the number of ranks: all are. */
-int Transport::first_unconnected()
+/* A peer whose connection has ended, or else the first that is not connected; the number of ranks:
+ * all are. With the lock held. */
+int Transport::first_unconnected() const
 {
-    int peer = 0;
-    while (peer < size &&
-           (peer == rank || peers_[static_cast<size_t>(peer)].state == Peer::ACTIVE)) {
-        peer++;
+    int first = size;
+    for (int peer = size - 1; peer >= 0; peer--) {
+        const auto state = peers_[static_cast<size_t>(peer)].state;
+        if (peer != rank && state != Peer::ACTIVE && state != Peer::CONNECTING) {
+            return peer;
+        }
+        first = peer != rank && state == Peer::CONNECTING ? peer : first;
     }
-    return peer;
+    return first;
 }
 
 void Transport::fail_connecting(tddp_meeting *meeting, int peer, tddp_status status,
@@ -231,7 +235,7 @@ void Transport::await_connections(tddp_meeting *meeting, Clock::time_point deadl
     std::optional<DeathWatch> watch;
     std::unique_lock<std::mutex> lock(mutex_);
     for (int peer; (peer = first_unconnected()) < size;) {
-        if (peers_[static_cast<size_t>(peer)].state == Peer::LOST) {
+        if (peers_[static_cast<size_t>(peer)].state != Peer::CONNECTING) {
             const std::string why = peers_[static_cast<size_t>(peer)].why();
             lock.unlock();
             fail_connecting(meeting, peer, TDDP_PEER_LOST, why);
@@ -300,7 +304,7 @@ void Transport::exchange_bytes(std::set<int> &missing, Clock::time_point deadlin
         transfers.emplace_back(recv(peer, CONNECTED_TAG, &theirs[static_cast<size_t>(peer)], 1));
         transfers.emplace_back(send(peer, CONNECTED_TAG, &ours, 1));
     });
-    while (!transfers.empty()) {
+    for (;;) {
         const unsigned before = changes_;
         auto done = [&](const std::unique_ptr<Transfer> &each) {
             int source;
@@ -311,6 +315,9 @@ void Transport::exchange_bytes(std::set<int> &missing, Clock::time_point deadlin
             return complete;
         };
         transfers.erase(std::remove_if(transfers.begin(), transfers.end(), done), transfers.end());
+        if (transfers.empty()) {
+            return;
+        }
         if (cancel && tddp_cancel_triggered(cancel)) {
             throw Failure(TDDP_CANCELED, "");
         }
@@ -318,8 +325,7 @@ void Transport::exchange_bytes(std::set<int> &missing, Clock::time_point deadlin
             throw Failure(TDDP_TIMEOUT, "");
         }
         std::unique_lock<std::mutex> lock(mutex_);
-        changed_.wait_for(lock, transfers.empty() ? milliseconds(0) : TOKEN_CHECK,
-                          [&] { return changes_ != before; });
+        changed_.wait_for(lock, TOKEN_CHECK, [&] { return changes_ != before; });
     }
 }
 

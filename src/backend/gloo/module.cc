@@ -133,6 +133,7 @@ tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **
         coll_opts.rank = opts->rank;
         coll_opts.world_size = opts->world_size;
         coll_opts.names = member->transport.names();
+        coll_opts.observer = member->transport.observer();
         member->transport.connect(
             *opts, wait, [&] { Failure::check(tddp_coll_create(&coll_opts, &member->coll)); });
         *context = member.release();
@@ -224,7 +225,6 @@ const tddp_backend_v1 backend = {
     nullptr,
     events,
     nullptr, // everything is resumed
-    nullptr,
     check_rank,
     probe,
     tddp_coll_drop,

@@ -104,6 +104,10 @@ class Transport final : public Observer
     {
         return names_.empty() ? nullptr : names_.data();
     }
+    const tddp_observer &observer() const
+    {
+        return observer_;
+    }
     int rank_name(int peer) const
     {
         return names_.empty() ? peer : names_[static_cast<size_t>(peer)];
@@ -121,7 +125,7 @@ class Transport final : public Observer
     void open(const tddp_backend_opts &opts, tddp_meeting *meeting, Clock::time_point deadline,
               tddp_cancel *cancel);
     void await_connections(tddp_meeting *meeting, Clock::time_point deadline, tddp_cancel *cancel);
-    int first_unconnected();
+    int first_unconnected() const;
     [[noreturn]] void fail_connecting(tddp_meeting *meeting, int peer, tddp_status status,
                                       const std::string &error);
     void expect_notices();

@@ -16,7 +16,6 @@
 
 enum {
     PREFIX_BYTES = 32,
-    TEXT_BYTES = 2048,
     CHECK_MS = 200, /* between two looks at the other ranks while they come */
 };
 
@@ -58,7 +57,8 @@ static tddp_status open_leader_comm(tddp_hosts *self, const tddp_backend_opts *o
     comm_opts.rank = self->host;
     comm_opts.world_size = self->host_count;
     comm_opts.names = names;
-    tddp_status status = open_comm(self, &comm_opts, prefix, deadline, cancel, &self->leader_comm);
+    tddp_status status =
+        open_comm(self, &comm_opts, prefix, deadline, cancel, &self->comms[TDDP_HOSTS_LEADERS]);
     free(names);
     return status;
 }
@@ -69,7 +69,7 @@ static tddp_status open_leader_comm(tddp_hosts *self, const tddp_backend_opts *o
 static tddp_status check_ranks(void *context)
 {
     tddp_hosts *self = context;
-    const tddp_inner *leaders = &self->leader_comm.inner;
+    const tddp_inner *leaders = &self->comms[TDDP_HOSTS_LEADERS].inner;
     tddp_status status = TDDP_OK;
     for (int local = 0; local < self->local_size && status == TDDP_OK; local++) {
         if (local != self->local_rank) {
@@ -128,13 +128,12 @@ static tddp_backend_opts global_opts(tddp_hosts *self, tddp_store *store)
 static void publish(tddp_hosts *self, const tddp_hosts_comm *made)
 {
     pthread_mutex_lock(&self->lock);
-    self->global_comm = *made;
+    self->comms[TDDP_HOSTS_GLOBAL] = *made;
     if (self->aborted) {
-        tddp_inner_abort(&self->global_comm.inner);
+        tddp_inner_abort(&self->comms[TDDP_HOSTS_GLOBAL].inner);
     }
-    tddp_hosts_post_kept(self);
+    tddp_hosts_post_queued(self);
     pthread_mutex_unlock(&self->lock);
-    tddp_eventcount_notify(tddp_shm_events(self->shm, self->local_rank));
 }
 
 /* With a connection of its own to the store, since it waits there. Once all have come it goes on
@@ -197,7 +196,8 @@ tddp_status tddp_hosts_connect(tddp_hosts *self, const tddp_backend_opts *opts,
         status = open_leader_comm(self, opts, deadline, cancel);
     }
     if (status == TDDP_OK && opts->on_demand) {
-        status = tddp_on_demand_add(opts->on_demand, open_global, self);
+        status = tddp_on_demand_add(opts->on_demand, open_global, self,
+                                    tddp_shm_events(self->shm, self->local_rank));
         self->on_demand = status ? NULL : opts->on_demand;
     } else if (status == TDDP_OK) {
         const tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
@@ -208,34 +208,10 @@ tddp_status tddp_hosts_connect(tddp_hosts *self, const tddp_backend_opts *opts,
 
 void tddp_hosts_disconnect(tddp_hosts *self)
 {
-    tddp_inner_close(&self->leader_comm.inner);
-    tddp_inner_close(&self->global_comm.inner);
+    tddp_inner_close(&self->comms[TDDP_HOSTS_LEADERS].inner);
+    tddp_inner_close(&self->comms[TDDP_HOSTS_GLOBAL].inner);
     tddp_store_release(self->store);
     free(self->group);
     free(self->address);
     free(self->names);
-}
-
-tddp_status tddp_hosts_await_global(tddp_hosts *self, int64_t deadline, const tddp_cancel *cancel)
-{
-    pthread_mutex_lock(&self->lock);
-    const bool connected = self->global_comm.inner.backend != NULL;
-    pthread_mutex_unlock(&self->lock);
-    return connected || !self->on_demand ? TDDP_OK
-                                         : tddp_on_demand_await(self->on_demand, deadline, cancel);
-}
-
-tddp_status tddp_hosts_report_if_fatal(tddp_hosts *self, tddp_status status)
-{
-    if (!tddp_shm_is_fatal(status) || atomic_exchange(&self->failure_reported, true)) {
-        return status;
-    }
-    char text[TEXT_BYTES];
-    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    tddp_shm_report_failure(self->shm, status, text);
-    tddp_inner_report_failure(&self->leader_comm.inner, status, text);
-    pthread_mutex_lock(&self->lock);
-    tddp_inner_report_failure(&self->global_comm.inner, status, text);
-    pthread_mutex_unlock(&self->lock);
-    return tddp_fail(status, "%s", text);
 }

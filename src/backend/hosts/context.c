@@ -1,8 +1,12 @@
 /*
- * Creates and destroys a context: the map of ranks to hosts, scratch memory. Runs on the thread
- * that creates or destroys the group; abort() on any. Scratch memory belongs to the running
- * operation.
+ * A context's life, and the backend table for several hosts. create() and destroy() run on the
+ * thread that creates or destroys the group; abort() and reports of failures on any. Scratch memory
+ * belongs to the running operation.
+ *
+ * Invariant: after a failure the ranks of this host and of its communicators are told why, in the
+ * text of the stage that failed, before anything is closed.
  */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "backend/hosts/hosts.h"
@@ -16,7 +20,9 @@ static tddp_status allocate_lists(tddp_hosts *self)
     self->local_of = tddp_alloc_array(ranks, sizeof *self->local_of);
     self->members = tddp_alloc_array(ranks, sizeof *self->members);
     self->starts = tddp_alloc_array(ranks + 1, sizeof *self->starts);
-    bool all = self->host_of && self->local_of && self->members && self->starts;
+    self->send_parts = tddp_alloc_array(2 * ranks, sizeof *self->send_parts);
+    self->recv_parts = self->send_parts ? self->send_parts + ranks : NULL;
+    bool all = self->host_of && self->local_of && self->members && self->starts && self->send_parts;
     return all ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
 
@@ -52,58 +58,13 @@ static tddp_status set_layout(tddp_hosts *self, const int *hosts)
 
 bool tddp_hosts_can_use(const tddp_backend_v1 *between)
 {
-    bool all = between->post && between->finish && between->events &&
-               (between->traits & TDDP_BACKEND_RESUMES) && !between->resumes &&
+    bool all = between->post && between->finish && between->probe && between->drop &&
+               between->events && between->traits & TDDP_BACKEND_RESUMES && !between->resumes &&
                between->op_count >= TDDP_OP_COUNT;
     for (int kind = 0; all && kind < TDDP_OP_COUNT; kind++) {
         all = tddp_op_is_p2p((tddp_op_kind)kind) || between->run[kind];
     }
     return all && between->device_types == 1u << TDDP_CPU;
-}
-
-tddp_status tddp_hosts_create(const tddp_backend_v1 *between, tddp_shm *shm,
-                              const tddp_backend_opts *opts, const tddp_wait *wait,
-                              tddp_hosts **out)
-{
-    tddp_hosts *self = tddp_alloc(sizeof *self);
-    if (!self) {
-        tddp_shm_destroy(shm);
-        return TDDP_OUT_OF_MEMORY;
-    }
-    self->between = between;
-    self->shm = shm;
-    tddp_shm_p2p_add_foreign(shm);
-    self->rank = opts->rank;
-    self->world_size = opts->world_size;
-    pthread_mutex_init(&self->lock, NULL);
-    tddp_status status = set_layout(self, opts->hosts);
-    if (status == TDDP_OK) {
-        status = tddp_hosts_connect(self, opts, wait);
-    }
-    if (status) {
-        tddp_hosts_destroy(self);
-        return status;
-    }
-    tddp_log(
-        TDDP_LOG_DEBUG, "hosts",
-        "rank %d is local rank %d of %d on host %d of %d; %s between hosts, %d leaders on each",
-        self->rank, self->local_rank, self->local_size, self->host, self->host_count, between->name,
-        self->leaders);
-    *out = self;
-    return TDDP_OK;
-}
-
-void tddp_hosts_abort(tddp_hosts *self)
-{
-    tddp_shm_abort(self->shm);
-    tddp_inner_abort(&self->leader_comm.inner);
-    if (self->on_demand) {
-        tddp_on_demand_stop(self->on_demand);
-    }
-    pthread_mutex_lock(&self->lock);
-    self->aborted = true;
-    tddp_inner_abort(&self->global_comm.inner);
-    pthread_mutex_unlock(&self->lock);
 }
 
 static void free_scratch(tddp_hosts *self)
@@ -118,44 +79,157 @@ static void free_scratch(tddp_hosts *self)
     self->scratch_is_shared = false;
 }
 
-void tddp_hosts_destroy(tddp_hosts *self)
+static void destroy(void *context)
 {
+    tddp_hosts *self = context;
     tddp_hosts_disconnect(self);
-    tddp_hosts_free_listeners(self);
+    tddp_hosts_free_arrivals(self);
     free_scratch(self);
-    tddp_shm_destroy(self->shm);
+    tddp_inner_close(&self->comms[TDDP_HOSTS_LOCAL].inner);
     pthread_mutex_destroy(&self->lock);
     free(self->host_of);
     free(self->local_of);
     free(self->members);
     free(self->starts);
+    free(self->send_parts);
+    free(self->program.stages);
     free(self);
+}
+
+tddp_status tddp_hosts_create(const tddp_backend_v1 *between, tddp_shm *shm,
+                              const tddp_backend_opts *opts, const tddp_wait *wait,
+                              tddp_hosts **out)
+{
+    tddp_hosts *self = tddp_alloc(sizeof *self);
+    if (!self) {
+        tddp_shm_destroy(shm);
+        return TDDP_OUT_OF_MEMORY;
+    }
+    self->between = between;
+    self->shm = shm;
+    self->comms[TDDP_HOSTS_LOCAL].inner =
+        (tddp_inner){.backend = tddp_shm_backend(), .context = shm};
+    tddp_shm_p2p_add_foreign(shm);
+    self->rank = opts->rank;
+    self->world_size = opts->world_size;
+    pthread_mutex_init(&self->lock, NULL);
+    tddp_status status = set_layout(self, opts->hosts);
+    if (status == TDDP_OK) {
+        status = tddp_hosts_connect(self, opts, wait);
+    }
+    if (status) {
+        destroy(self);
+        return status;
+    }
+    tddp_log(
+        TDDP_LOG_DEBUG, "hosts",
+        "rank %d is local rank %d of %d on host %d of %d; %s between hosts, %d leaders on each",
+        self->rank, self->local_rank, self->local_size, self->host, self->host_count, between->name,
+        self->leaders);
+    *out = self;
+    return TDDP_OK;
 }
 
 /* --- scratch memory -------------------------------------------------------------------------- */
 
-tddp_status tddp_hosts_scratch(tddp_hosts *self, size_t bytes, void **out)
+tddp_status tddp_hosts_scratch(tddp_hosts *self, size_t bytes)
 {
     enum { LINE = 64 };
-    if (bytes > self->scratch_bytes) {
-        free_scratch(self);
-        tddp_status status =
-            tddp_shm_allocate(self->shm, bytes, &self->scratch, &self->scratch_data);
-        self->scratch_is_shared = status == TDDP_OK;
-        if (status == TDDP_UNAVAILABLE) {
-            /* It goes through staging then. */
-            self->scratch = tddp_alloc(bytes + LINE);
-            if (!self->scratch) {
-                return TDDP_OUT_OF_MEMORY;
-            }
-            size_t over = (uintptr_t)self->scratch % LINE;
-            self->scratch_data = (char *)self->scratch + (over ? LINE - over : 0);
-        } else if (status) {
-            self->scratch = NULL;
-            return status;
-        }
-        self->scratch_bytes = bytes;
+    if (!tddp_hosts_is_leader(self) || bytes <= self->scratch_bytes) {
+        return TDDP_OK;
     }
-    *out = self->scratch_data;
-    return TDDP_OK;
+    free_scratch(self);
+    tddp_status status = tddp_shm_allocate(self->shm, bytes, &self->scratch, &self->scratch_data);
+    self->scratch_is_shared = status == TDDP_OK;
+    if (status == TDDP_UNAVAILABLE) {
+        /* It goes through staging then. */
+        self->scratch = tddp_alloc(bytes + LINE);
+        const size_t over = (uintptr_t)self->scratch % LINE;
+        self->scratch_data = (char *)self->scratch + (over ? LINE - over : 0);
+        status = self->scratch ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    } else if (status) {
+        self->scratch = NULL;
+    }
+    self->scratch_bytes = status ? 0 : bytes;
+    return status;
+}
+
+/* --- failures -------------------------------------------------------------------------------- */
+
+tddp_status tddp_hosts_report_if_fatal(tddp_hosts *self, tddp_status status)
+{
+    char text[2048];
+    if (!tddp_shm_is_fatal(status) || atomic_exchange(&self->failure_reported, true)) {
+        return status;
+    }
+    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+    pthread_mutex_lock(&self->lock);
+    for (int i = 0; i < TDDP_HOSTS_COMMS; i++) {
+        tddp_inner_report_failure(&self->comms[i].inner, status, text);
+    }
+    pthread_mutex_unlock(&self->lock);
+    return tddp_fail(status, "%s", text);
+}
+
+static void report_failure(void *context, tddp_status status, const char *text)
+{
+    (void)tddp_hosts_report_if_fatal(context, tddp_fail(status, "%s", text));
+}
+
+static void abort_all(void *context)
+{
+    tddp_hosts *self = context;
+    tddp_inner_abort(&self->comms[TDDP_HOSTS_LOCAL].inner);
+    tddp_inner_abort(&self->comms[TDDP_HOSTS_LEADERS].inner);
+    if (self->on_demand) {
+        tddp_on_demand_stop(self->on_demand);
+    }
+    pthread_mutex_lock(&self->lock);
+    self->aborted = true;
+    tddp_inner_abort(&self->comms[TDDP_HOSTS_GLOBAL].inner);
+    pthread_mutex_unlock(&self->lock);
+}
+
+/* --- the table ------------------------------------------------------------------------------- */
+
+static tddp_status allocate(void *context, size_t bytes, void **handle, void **data)
+{
+    tddp_hosts *self = context;
+    return tddp_shm_allocate(self->shm, bytes, handle, data);
+}
+
+static tddp_eventcount *events(void *context)
+{
+    const tddp_hosts *self = context;
+    return tddp_shm_events(self->shm, self->local_rank);
+}
+
+const tddp_backend_v1 *tddp_hosts_backend(void)
+{
+    static const tddp_backend_v1 backend = {
+        .abi = TDDP_BACKEND_ABI,
+        .size = sizeof(tddp_backend_v1),
+        .name = "hosts",
+        .device_types = 1u << TDDP_CPU,
+        .abort = abort_all,
+        .destroy = destroy,
+        .post = tddp_hosts_post,
+        .finish = tddp_hosts_finish,
+        .allocate = allocate,
+        .deallocate = tddp_shm_deallocate,
+        .report_failure = report_failure,
+        .traits = TDDP_BACKEND_RESUMES,
+        .events = events,
+        .op_count = TDDP_OP_COUNT,
+        .run = {[TDDP_OP_ALL_REDUCE] = tddp_hosts_run,
+                [TDDP_OP_BROADCAST] = tddp_hosts_run,
+                [TDDP_OP_BARRIER] = tddp_hosts_run,
+                [TDDP_OP_ALL_GATHER] = tddp_hosts_run,
+                [TDDP_OP_REDUCE_SCATTER] = tddp_hosts_run,
+                [TDDP_OP_REDUCE] = tddp_hosts_run,
+                [TDDP_OP_GATHER] = tddp_hosts_run,
+                [TDDP_OP_SCATTER] = tddp_hosts_run,
+                [TDDP_OP_ALL_TO_ALL] = tddp_hosts_run},
+    };
+    return &backend;
 }

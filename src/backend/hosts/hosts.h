@@ -3,14 +3,11 @@
  * host, the requested backend between hosts. Declares what the files of this folder, and
  * src/backend/open.c, use.
  *
- *     context.c     life cycle, ranks and hosts, scratch memory
+ *     context.c     life cycle, ranks and hosts, scratch memory, the backend table, failures
  *     connect.c     the communicators
- *     stage.c       the stages that an operation consists of
- *     reductions.c  all_reduce, reduce, reduce_scatter
- *     moves.c       all other collectives
+ *     operations.c  the stages of each collective
+ *     program.c     runs them; waits
  *     messages.c    sends and receives
- *     listener.c    messages of other hosts for receives from any source
- *     table.c       the backend table; failures
  *
  * The ranks of a host are numbered in the order of the group: local ranks. The first of them are
  * leaders, on every host as many as the host with the fewest ranks has. The leaders with the same
@@ -18,11 +15,12 @@
  * the number of its host. One more communicator, the global one, has all ranks of the group: it is
  * made when an operation first needs it, since it costs each rank a connection to every other.
  *
- * An operation consists of stages. Each stage is an operation of its own in shared memory or in a
- * communicator, with its own sequence number there. The first stage is always local and includes
- * all ranks of the host. In each operation the first leaders of all hosts synchronise, and no
- * rank's last stage can succeed before they have. Therefore ranks whose calls differ are told so on
- * any host; `part_of` has the call that they compare.
+ * A collective is a list of stages, which is made once and has a position. Each stage is an
+ * operation of its own in shared memory or in a communicator, with its own sequence number there.
+ * The first stage is always local and includes all ranks of the host. In each operation the first
+ * leaders of all hosts synchronise, and no rank's last stage can succeed before they have.
+ * Therefore ranks whose calls differ are told so on any host; `part_of` has the call that they
+ * compare.
  */
 #ifndef TDDP_HOSTS_H
 #define TDDP_HOSTS_H
@@ -38,11 +36,8 @@
 
 typedef struct tddp_hosts tddp_hosts;
 typedef struct tddp_hosts_message tddp_hosts_message;
-typedef struct tddp_hosts_listener tddp_hosts_listener;
+typedef struct tddp_hosts_tag tddp_hosts_tag;
 typedef struct tddp_hosts_arrival tddp_hosts_arrival;
-
-/* The backend "hosts", which nothing requests by name: it has no create(). */
-const tddp_backend_v1 *tddp_hosts_backend(void);
 
 /* Whether a backend has everything needed between hosts. */
 bool tddp_hosts_can_use(const tddp_backend_v1 *between);
@@ -54,9 +49,57 @@ TDDP_NODISCARD tddp_status tddp_hosts_create(const tddp_backend_v1 *between, tdd
                                              const tddp_backend_opts *opts, const tddp_wait *wait,
                                              tddp_hosts **out);
 
+/* The backend "hosts" of such a context, which nothing requests by name: it has no create(). */
+const tddp_backend_v1 *tddp_hosts_backend(void);
+
+/* --- collectives ----------------------------------------------------------------------------- */
+
+/* Where a stage runs. The first three have a communicator each. */
+typedef enum tddp_hosts_where {
+    TDDP_HOSTS_LOCAL,   /* among the ranks of this host, in shared memory */
+    TDDP_HOSTS_LEADERS, /* among the leaders with this local rank; only on leaders */
+    TDDP_HOSTS_GLOBAL,  /* among all ranks */
+    TDDP_HOSTS_COMMS,
+    TDDP_HOSTS_DIVIDE = TDDP_HOSTS_COMMS, /* here: divides the output by the number of ranks */
+} tddp_hosts_where;
+
+typedef struct tddp_hosts_stage tddp_hosts_stage;
+
+/* Sets a stage's kind, memory and reduction, in which it may use the context's lists. */
+typedef void tddp_hosts_fill(tddp_hosts *self, const tddp_hosts_stage *at, tddp_op *out);
+
+struct tddp_hosts_stage {
+    tddp_hosts_where where;
+    tddp_hosts_fill *fill;
+    size_t
+        start; /* the chunk of each buffer or part that it is for: so many elements from here on */
+    size_t count;
+    int first; /* the local rank whose part the first leader has */
+    int host;  /* whose ranks' parts it is for */
+};
+
+typedef struct tddp_hosts_program {
+    tddp_hosts_stage *stages;
+    size_t count;
+    size_t capacity;
+    size_t position;   /* stages that are done */
+    bool begun;        /* the next one was interrupted */
+    bool incomplete;   /* there was no memory for a stage */
+    uint64_t sequence; /* of the operation; 0: none is unfinished */
+    int64_t deadline;
+    uint32_t layout; /* hash of the sizes of all ranks' parts, if each rank knows them; or 0 */
+} tddp_hosts_program;
+
+/* program.c: run[] of the table. */
+tddp_status tddp_hosts_run(void *context, const tddp_op *op);
+/* Appends a stage. */
+void tddp_hosts_add(tddp_hosts *self, const tddp_hosts_stage *stage);
+/* operations.c: appends all stages. Errors: TDDP_OUT_OF_MEMORY, TDDP_MISMATCH. */
+TDDP_NODISCARD tddp_status tddp_hosts_build(tddp_hosts *self);
+
 /* --- a context ------------------------------------------------------------------------------- */
 
-/* A communicator of the backend between hosts. All zero: none. */
+/* All zero: none. */
 typedef struct tddp_hosts_comm {
     tddp_inner inner;
     uint64_t sequence; /* of its last stage */
@@ -77,73 +120,61 @@ struct tddp_hosts {
     int *members; /* all ranks, sorted by host */
     int *starts;  /* offset of each host in `members`, and the end */
     tddp_shm *shm;
-    uint64_t local_sequence;
-    /* The running operation, or the interrupted one: */
-    uint64_t running; /* its number; 0: there is none */
-    int64_t deadline;
-    size_t stages_done;
-    bool stage_begun;            /* the next one was interrupted */
-    tddp_hosts_comm leader_comm; /* only on leaders */
-    tddp_on_demand *on_demand;   /* the group's, which makes the global one; NULL: it is there */
-    tddp_store *store;           /* the group's; like the next four for the global one */
+    tddp_hosts_comm comms[TDDP_HOSTS_COMMS]; /* the global one guarded by the lock */
+    tddp_hosts_program program;
+    const tddp_op *op;       /* while it runs; it may be at another address when it is resumed */
+    tddp_buffer *send_parts; /* lists of world_size, for the running stage */
+    tddp_buffer *recv_parts;
+    void *scratch; /* shared or plain memory; NULL: nothing allocated */
+    void *scratch_data;
+    size_t scratch_bytes;
+    bool scratch_is_shared;
+    tddp_on_demand *on_demand; /* the group's, which makes the global one; NULL: it is there */
+    tddp_store *store;         /* the group's; like the next three for the global one */
     char *group;
     char *address; /* NULL: unknown */
     int *names;    /* by rank; NULL: their numbers */
     tddp_observer observer;
-    pthread_mutex_t lock; /* guards the following until on_demand has connected */
-    tddp_hosts_comm global_comm;
-    tddp_hosts_message *kept; /* messages that wait for it, in their order */
+    pthread_mutex_t lock;       /* guards the following, and the global one until it is connected */
+    tddp_hosts_message *queued; /* messages that wait for it, in their order */
     bool aborted;
-    tddp_hosts_listener *listeners;
+    tddp_hosts_tag *tags;         /* with which this rank has received from any source */
     tddp_hosts_arrival *arrivals; /* not yet received */
-    void *scratch;                /* shared or plain memory; NULL: nothing allocated */
-    void *scratch_data;
-    size_t scratch_bytes;
-    bool scratch_is_shared;
     atomic_bool failure_reported; /* other ranks know that this one takes no further part */
 };
-
-void tddp_hosts_destroy(tddp_hosts *self);
-void tddp_hosts_abort(tddp_hosts *self);
 
 /* Makes the communicators, or prepares for them; closes them. */
 TDDP_NODISCARD tddp_status tddp_hosts_connect(tddp_hosts *self, const tddp_backend_opts *opts,
                                               const tddp_wait *wait);
 void tddp_hosts_disconnect(tddp_hosts *self);
 
-/* Waits until the global communicator is there; TDDP_CANCELED once the token is triggered. */
-TDDP_NODISCARD tddp_status tddp_hosts_await_global(tddp_hosts *self, int64_t deadline,
-                                                   const tddp_cancel *cancel);
+/* Whether the global communicator is there, which the first call requests; does not wait.
+ * TDDP_CANCELED: not yet. */
+TDDP_NODISCARD tddp_status tddp_hosts_check_global(tddp_hosts *self, int64_t deadline);
+/* Waits for it, or until the operation's token is triggered: TDDP_CANCELED. */
+TDDP_NODISCARD tddp_status tddp_hosts_await_global(tddp_hosts *self, const tddp_op *op,
+                                                   int64_t deadline);
 
-/* messages.c: post() and finish() of the table. Messages that were kept are posted, with the lock
- * held. */
+/* Calls `poll` at each event, until it returns something else than TDDP_CANCELED, or the
+ * operation's token is triggered. */
+TDDP_NODISCARD tddp_status tddp_hosts_try(tddp_hosts *self, const tddp_op *op,
+                                          tddp_status (*poll)(tddp_hosts *self, void *data),
+                                          void *data);
+
+/* messages.c: post() and finish() of the table. */
 tddp_status tddp_hosts_post(void *context, const tddp_op *op, void **request);
 tddp_status tddp_hosts_finish(void *context, void *request, int *source);
-void tddp_hosts_post_kept(tddp_hosts *self);
-
-/* listener.c. The listener for a tag; NULL: there is none. With the lock held. */
-tddp_hosts_listener *tddp_hosts_listener_for(const tddp_hosts *self, uint32_t tag);
-/* From now on what comes from other hosts with this tag arrives at receives that are posted to
- * shared memory: its senders are numbered there from the size of the host. With the lock held. */
-TDDP_NODISCARD tddp_status tddp_hosts_listen(tddp_hosts *self, uint32_t tag,
-                                             tddp_hosts_listener **out);
-/* Hands over what has come, without waiting. TDDP_OK while more may come; or why none will. */
-TDDP_NODISCARD tddp_status tddp_hosts_listener_poll(tddp_hosts *self,
-                                                    tddp_hosts_listener *listener);
-/* Receives one into op->output, until the deadline; frees it, unless it is interrupted. */
-TDDP_NODISCARD tddp_status tddp_hosts_receive_arrival(tddp_hosts *self, tddp_hosts_arrival *arrival,
-                                                      const tddp_op *op, int64_t deadline,
-                                                      int *source);
-/* Frees the listeners, and what was not received, after the communicator. */
-void tddp_hosts_free_listeners(tddp_hosts *self);
+/* Posts what waits for the communicator, with the lock held. */
+void tddp_hosts_post_queued(tddp_hosts *self);
+/* Frees what has not been received, after the communicator has ended. */
+void tddp_hosts_free_arrivals(tddp_hosts *self);
 
 /* Reports a failure to the other ranks of this host and of its communicators, once, if it leaves
  * this rank out of step. Returns its status. */
 tddp_status tddp_hosts_report_if_fatal(tddp_hosts *self, tddp_status status);
 
-/* Returns memory that stays valid until the next call, aligned to 64 bytes; its contents are
- * lost. */
-TDDP_NODISCARD tddp_status tddp_hosts_scratch(tddp_hosts *self, size_t bytes, void **out);
+/* On leaders: scratch_data has so much memory from now on, aligned to 64 bytes. */
+TDDP_NODISCARD tddp_status tddp_hosts_scratch(tddp_hosts *self, size_t bytes);
 
 static inline int tddp_hosts_size_of(const tddp_hosts *self, int host)
 {
@@ -160,50 +191,5 @@ static inline bool tddp_hosts_is_leader(const tddp_hosts *self)
 {
     return self->local_rank < self->leaders;
 }
-
-/* --- a running operation --------------------------------------------------------------------- */
-
-typedef struct tddp_hosts_run {
-    tddp_hosts *self;
-    const tddp_op *op;
-    size_t stage;    /* the next one's number */
-    uint32_t layout; /* hash of the sizes of all ranks' parts, if each rank knows them; or 0 */
-    /* Two lists of world_size buffers, for stages. */
-    tddp_buffer *send_parts;
-    tddp_buffer *recv_parts;
-} tddp_hosts_run;
-
-/* Stages of an operation that was interrupted are not repeated: whether the next one is to be done,
- * or was done before; ends it, with its outcome. */
-bool tddp_hosts_begin_stage(tddp_hosts_run *run);
-tddp_status tddp_hosts_end_stage(tddp_hosts_run *run, tddp_status status);
-
-/* Each runs one stage: among the ranks of this host, among the leaders with this local rank, or
- * among all ranks. Fills in what all stages have in common. */
-TDDP_NODISCARD tddp_status tddp_hosts_run_local(tddp_hosts_run *run, tddp_op *stage);
-TDDP_NODISCARD tddp_status tddp_hosts_run_leaders(tddp_hosts_run *run, tddp_op *stage);
-TDDP_NODISCARD tddp_status tddp_hosts_run_global(tddp_hosts_run *run, tddp_op *stage);
-/* A barrier among the ranks of this host; one among the first leaders, which does nothing on
- * other ranks. */
-TDDP_NODISCARD tddp_status tddp_hosts_local_barrier(tddp_hosts_run *run);
-TDDP_NODISCARD tddp_status tddp_hosts_leader_barrier(tddp_hosts_run *run);
-
-/* Elements of a buffer from `at` on; fewer at its end. */
-tddp_buffer tddp_hosts_subrange(const tddp_buffer *buffer, size_t at, size_t count);
-
-/* Cuts a buffer into parts[local_size]: a slice for each leader, the others empty. */
-void tddp_hosts_slice(const tddp_hosts *self, const tddp_buffer *buffer, tddp_buffer *parts);
-
-/* --- algorithms ------------------------------------------------------------------------------ */
-
-tddp_status tddp_hosts_all_reduce(tddp_hosts_run *run);
-tddp_status tddp_hosts_reduce(tddp_hosts_run *run);
-tddp_status tddp_hosts_reduce_scatter(tddp_hosts_run *run);
-tddp_status tddp_hosts_broadcast(tddp_hosts_run *run);
-tddp_status tddp_hosts_all_gather(tddp_hosts_run *run);
-tddp_status tddp_hosts_gather(tddp_hosts_run *run);
-tddp_status tddp_hosts_scatter(tddp_hosts_run *run);
-tddp_status tddp_hosts_all_to_all(tddp_hosts_run *run);
-tddp_status tddp_hosts_barrier(tddp_hosts_run *run);
 
 #endif

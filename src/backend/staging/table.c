@@ -238,12 +238,6 @@ static int resumes(void *context, const tddp_op *op)
     return inner->backend->resumes(inner->context, op);
 }
 
-static int polls(void *context, const tddp_op *op)
-{
-    const tddp_inner *inner = inner_of(context);
-    return inner->backend->polls(inner->context, op);
-}
-
 /* --- the table ------------------------------------------------------------------------------- */
 
 static void fill(tddp_staging *self)
@@ -270,7 +264,6 @@ static void fill(tddp_staging *self)
         .prepare = inner->launches ? NULL : prepare,
         .events = inner->events ? events : NULL,
         .resumes = inner->resumes ? resumes : NULL,
-        .polls = inner->polls ? polls : NULL,
         .op_count = TDDP_OP_COUNT,
     };
     for (uint32_t kind = 0; kind < inner->op_count && kind < TDDP_OP_COUNT; kind++) {

@@ -75,7 +75,7 @@ static void write_key(const tddp_group *group, char key[TDDP_DETECTOR_KEY_BYTES]
                    group->peers->entries[0].root_rank);
 }
 
-tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent)
+tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent, tddp_detector_fail *fail)
 {
     if (group->world_size == 1) {
         return TDDP_OK;
@@ -85,6 +85,7 @@ tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent)
         return TDDP_OUT_OF_MEMORY;
     }
     added->group = group;
+    added->fail = fail;
     write_key(group, added->key);
     added->unchecked = true;
     if (parent && parent->detector && add_to_shared(parent->detector, added)) {

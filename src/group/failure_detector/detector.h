@@ -20,9 +20,13 @@
 
 typedef struct tddp_detector tddp_detector;
 
+/* Fails a group because it has failed on another rank; on the watcher's thread. */
+typedef void tddp_detector_fail(tddp_group *group, tddp_status status, const char *text);
+
 /* Adds a group whose ranks have joined to its parent's detector, or to a new one. A group of one
  * rank needs none. */
-TDDP_NODISCARD tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent);
+TDDP_NODISCARD tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent,
+                                                   tddp_detector_fail *fail);
 
 /* Removes the group: it receives no more failures, and a report says that this rank has left, and
  * with a `reason` why. The last group's removal ends the watcher thread. Once, by the thread that

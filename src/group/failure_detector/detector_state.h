@@ -26,6 +26,7 @@ typedef enum tddp_detector_stage {
 /* A group of the detector's. */
 typedef struct tddp_detector_entry {
     tddp_group *group;
+    tddp_detector_fail *fail;
     char key[TDDP_DETECTOR_KEY_BYTES]; /* the group's name among the job's, equal on all ranks */
     struct tddp_detector_entry *next;
     tddp_detector_stage stage;

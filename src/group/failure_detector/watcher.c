@@ -267,7 +267,7 @@ static bool resolve(tddp_detector *detector, tddp_detector_entry *self)
     pthread_cond_broadcast(&detector->changed);
     pthread_mutex_unlock(&detector->mutex);
     if (fails) {
-        tddp_group_fail(self->group, cause, text ? text : tddp_status_text(cause));
+        self->fail(self->group, cause, text ? text : tddp_status_text(cause));
     }
     return fails;
 }

@@ -196,8 +196,7 @@ class Exchange
         args_.input_count = sends_.size();
         args_.outputs = receives_.empty() ? nullptr : receives_.data();
         args_.output_count = receives_.size();
-        tddp_work *work = nullptr;
-        check(tddp_submit(of_.group, &args_, &work));
+        tddp_work *work = submit(of_.group, args_, region);
         // On a GPU the calling thread's stream has to wait in any case.
         const bool is_done = is_on_cpu(output) && tddp_work_completed(work);
         wait_for(work, {output, input_}, is_done ? nullptr : region, nullptr);

@@ -82,7 +82,8 @@ class Exchange
 {
   public:
     // all_reduce works in place. `input` is contiguous.
-    Exchange(const Division &of, tddp_op_kind kind, const at::Tensor &input, int64_t inline_us)
+    Exchange(const Division &of, tddp_op_kind kind, const at::Tensor &input, int64_t inline_us,
+             tddp_blocking_region region)
         : output_(input)
     {
         tddp_op_args args = TDDP_OP_ARGS_INIT;
@@ -96,8 +97,7 @@ class Exchange
             args.input = buffer_of(input);
         }
         args.output = buffer_of(output_);
-        tddp_work *work = nullptr;
-        check(tddp_submit(of.group, &args, &work));
+        tddp_work *work = submit(of.group, args, region);
         is_done_ = is_on_cpu(output_) && tddp_work_completed(work);
         operation_ = std::make_unique<Operation>(work, std::vector<at::Tensor>{output_, input});
     }
@@ -116,7 +116,7 @@ class Exchange
 at::Tensor exchange(const Division &of, tddp_op_kind kind, const at::Tensor &input,
                     tddp_blocking_region region)
 {
-    return Exchange(of, kind, input.contiguous(), INLINE_US).wait(region);
+    return Exchange(of, kind, input.contiguous(), INLINE_US, region).wait(region);
 }
 
 // The same with a gradient, for create_graph.
@@ -260,7 +260,8 @@ variable_list LinearNode::without_graph(const at::Tensor &outer)
             // Left to the group's thread or the device while the rest is computed. Two ranks on two
             // cores, where that thread has no core to itself, take as long if they wait first.
             sum = std::make_unique<Exchange>(
-                of, of.has_sequence() ? TDDP_OP_REDUCE_SCATTER : TDDP_OP_ALL_REDUCE, result, 0);
+                of, of.has_sequence() ? TDDP_OP_REDUCE_SCATTER : TDDP_OP_ALL_REDUCE, result, 0,
+                of.backward_region);
         } else {
             results[INPUT] = of.turn(result);
         }

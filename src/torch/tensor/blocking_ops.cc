@@ -68,6 +68,23 @@ void Operation::wait(tddp_blocking_region region, const tddp_wait *wait) const
     check(tddp_work_completed(work_) ? tddp_work_status(work_) : status);
 }
 
+tddp_work *submit(tddp_group *group, const tddp_op_args &args, tddp_blocking_region region)
+{
+    struct Submission {
+        tddp_group *group;
+        tddp_op_args args;
+        tddp_work *work;
+    } call{group, args, nullptr};
+    const auto body = [](void *data, const tddp_wait *wait) {
+        auto &of = *static_cast<Submission *>(data);
+        of.args.cancel = wait ? wait->cancel : nullptr;
+        return tddp_submit(of.group, &of.args, &of.work);
+    };
+    const bool blocks = region && tddp_submit_blocks(group, &args);
+    check(blocks ? region(body, &call) : body(&call, nullptr));
+    return call.work;
+}
+
 void wait_for(tddp_work *work, std::vector<at::Tensor> tensors, tddp_blocking_region region,
               const tddp_wait *wait)
 {
@@ -77,17 +94,20 @@ void wait_for(tddp_work *work, std::vector<at::Tensor> tensors, tddp_blocking_re
 void all_reduce_blocking(tddp_group *group, const at::Tensor &tensor, tddp_reduce_op op,
                          tddp_blocking_region region, const tddp_wait *wait)
 {
-    tddp_work *work = nullptr;
-    check(tddp_all_reduce(group, buffer_of(tensor), op, 1.0, &work));
-    wait_for(work, {tensor}, region, wait);
+    tddp_op_args args = TDDP_OP_ARGS_INIT;
+    args.output = buffer_of(tensor);
+    args.reduce = op;
+    wait_for(submit(group, args, region), {tensor}, region, wait);
 }
 
 void all_gather_blocking(tddp_group *group, const at::Tensor &tensor, const at::Tensor &gathered,
                          tddp_blocking_region region, const tddp_wait *wait)
 {
-    tddp_work *work = nullptr;
-    check(tddp_all_gather(group, buffer_of(tensor), buffer_of(gathered), &work));
-    wait_for(work, {tensor, gathered}, region, wait);
+    tddp_op_args args = TDDP_OP_ARGS_INIT;
+    args.kind = TDDP_OP_ALL_GATHER;
+    args.input = buffer_of(tensor);
+    args.output = buffer_of(gathered);
+    wait_for(submit(group, args, region), {tensor, gathered}, region, wait);
 }
 
 } // namespace tddp_torch

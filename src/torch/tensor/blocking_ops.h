@@ -32,6 +32,10 @@ class Operation
     void *stream_ = nullptr;
 };
 
+// Submits an operation. Where that may block, as a launch on a device does while ranks connect, it
+// runs in `region`, if that is given. Throws Failure.
+tddp_work *submit(tddp_group *group, const tddp_op_args &args, tddp_blocking_region region);
+
 // Waits for a work on the memory of these tensors, and releases it. Waits in `region` if that is
 // given, else with `wait`; for tensors on a device the calling thread's current stream waits.
 // Throws Failure. The operation keeps the memory until it completes.

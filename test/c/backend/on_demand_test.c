@@ -13,6 +13,7 @@ enum { WAITERS = 6 };
 /* A group's part and a backend's in one. */
 typedef struct both {
     tddp_on_demand *on_demand;
+    tddp_eventcount events;
     bool starts; /* as soon as it is asked */
     tddp_status outcome;
     atomic_int asked;
@@ -44,7 +45,7 @@ static tddp_status connect_now(void *context, const tddp_wait *wait, tddp_cancel
 static void create(both *self)
 {
     CHECK_OK(tddp_on_demand_create(20000, ask, self, &self->on_demand));
-    CHECK_OK(tddp_on_demand_add(self->on_demand, connect_now, self));
+    CHECK_OK(tddp_on_demand_add(self->on_demand, connect_now, self, &self->events));
 }
 
 static void destroy(both *self)
@@ -53,16 +54,25 @@ static void destroy(both *self)
     tddp_on_demand_free(self->on_demand);
 }
 
+/* As backends wait: only an event, or the deadline, lets it look again. */
 static tddp_status await(both *self, int64_t ms)
 {
-    return tddp_on_demand_await(self->on_demand, tddp_deadline_after_ms(ms), NULL);
+    const int64_t deadline = tddp_deadline_after_ms(ms);
+    for (;;) {
+        const uint32_t seen = tddp_eventcount_read(&self->events);
+        const tddp_status status = tddp_on_demand_check(self->on_demand, deadline);
+        if (status != TDDP_CANCELED) {
+            return status;
+        }
+        tddp_eventcount_wait(&self->events, seen, 0, deadline - tddp_now_ns());
+    }
 }
 
 TEST(who_waits_asks_once_and_all_that_was_added_connects)
 {
     both it = {.starts = true};
     create(&it);
-    CHECK_OK(tddp_on_demand_add(it.on_demand, connect_now, &it));
+    CHECK_OK(tddp_on_demand_add(it.on_demand, connect_now, &it, &it.events));
     CHECK_INT(atomic_load(&it.connected), 0);
     CHECK_OK(await(&it, 20000));
     CHECK_OK(await(&it, 0));
@@ -110,19 +120,18 @@ TEST(ranks_that_cannot_be_asked)
     destroy(&it);
 }
 
-/* The token ends one wait: others, and connecting, go on. */
-TEST(a_wait_that_is_interrupted)
+/* A look does not wait; connecting goes on. */
+TEST(a_look_while_ranks_connect)
 {
-    const tddp_cancel at_once = TDDP_CANCEL_AT_ONCE;
     both it = {.starts = false};
     create(&it);
-    CHECK_STATUS(tddp_on_demand_await(it.on_demand, tddp_deadline_after_ms(20000), &at_once),
-                 TDDP_CANCELED);
+    const int64_t deadline = tddp_deadline_after_ms(20000);
+    CHECK_STATUS(tddp_on_demand_check(it.on_demand, deadline), TDDP_CANCELED);
     CHECK_INT(atomic_load(&it.asked), 1);
     tddp_on_demand_start(it.on_demand);
     CHECK_OK(await(&it, 20000));
     CHECK_INT(atomic_load(&it.connected), 1);
-    CHECK_OK(tddp_on_demand_await(it.on_demand, 0, &at_once));
+    CHECK_OK(tddp_on_demand_check(it.on_demand, 0));
     destroy(&it);
 }
 
@@ -202,7 +211,7 @@ TEST(memory_that_is_short)
         both it = {.starts = true};
         tddp_fail_allocation(nth);
         status = tddp_on_demand_create(20000, ask, &it, &it.on_demand);
-        status = status ? status : tddp_on_demand_add(it.on_demand, connect_now, &it);
+        status = status ? status : tddp_on_demand_add(it.on_demand, connect_now, &it, &it.events);
         status = status ? status : await(&it, 20000);
         tddp_fail_allocation(0);
         CHECK(status == TDDP_OK || status == TDDP_OUT_OF_MEMORY);

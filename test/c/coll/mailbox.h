@@ -65,6 +65,7 @@ typedef struct coll_rank {
     mailbox_end *end;
     tddp_coll *coll;
     void *data;
+    tddp_observation seen[MOST_RANKS]; /* of each rank the last; texts are not kept */
 } coll_rank;
 
 /* Runs the body as each rank, with different modes and all destroyed at the end, together. No rank

@@ -25,6 +25,11 @@ void coll_leave(coll_rank *it)
     mailbox_leave(it->end);
 }
 
+static void observe(void *data, const tddp_observation *seen)
+{
+    ((coll_rank *)data)->seen[seen->rank] = *seen;
+}
+
 static void *rank_body(void *data)
 {
     rank_thread *self = data;
@@ -38,7 +43,8 @@ static void *rank_body(void *data)
                                  .context = it->end,
                                  .rank = it->rank,
                                  .world_size = it->size,
-                                 .names = it->seed % 2 ? names : NULL};
+                                 .names = it->seed % 2 ? names : NULL,
+                                 .observer = {observe, it}};
     CHECK_OK(tddp_coll_create(&opts, &it->coll));
     self->body(it);
     pthread_barrier_wait(self->all);

@@ -4,6 +4,7 @@
  * shared memory, all others through Gloo.
  */
 #include <dirent.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -245,32 +246,61 @@ static int threads_of_process(void)
     return count;
 }
 
+enum { MESSAGES = 40 };
+
+/* Rank 0 receives from `sender`, or with `any` from any source. */
+static void exchange_many(world here, int rank, int sender, bool any)
+{
+    static int32_t values[MESSAGES];
+    tddp_work *works[MESSAGES];
+    int32_t first = rank;
+    if (rank != 0 && rank != sender) {
+        return;
+    }
+    /* Ranks of several hosts have connected after this. */
+    tddp_buffer one = buffer_of(&first, 1, TDDP_INT32);
+    CHECK_OK(rank == 0 ? tddp_recv(here.group, one, sender, TAG + 1, NULL)
+                       : tddp_send(here.group, one, 0, TAG + 1, NULL));
+    CHECK_INT(first, sender);
+    const int before = threads_of_process();
+    for (int i = 0; i < MESSAGES; i++) {
+        tddp_buffer buffer = buffer_of(&values[i], 1, TDDP_INT32);
+        values[i] = rank == 0 ? -1 : i;
+        if (rank > 0 && i == 0) {
+            CHECK_AWAIT(POSTED, 1);
+        }
+        works[i] = rank == 0 ? post_recv(here.group, buffer, any ? TDDP_ANY_SOURCE : sender, TAG)
+                             : post_send(here.group, buffer, 0, TAG);
+    }
+    CHECK(threads_of_process() <= before + 1); /* that of all groups' progress */
+    if (rank == 0) {
+        check_signal(POSTED);
+    }
+    for (int i = 0; i < MESSAGES; i++) {
+        CHECK_OK(end(works[i]));
+        CHECK_INT(values[i], i);
+    }
+}
+
 MULTI_TEST(messages_within_a_host_take_no_thread_each, 4, 30)
 {
-    enum { MESSAGES = 40 };
-    static int32_t values[MESSAGES];
     world here = open_world(rank, world_size, port, 20000);
-    const int peer = rank == 0 ? neighbour() : rank == neighbour() ? 0 : rank;
-    if (neighbour() > 0 && peer != rank) {
-        tddp_work *works[MESSAGES];
-        const int before = threads_of_process();
-        for (int i = 0; i < MESSAGES; i++) {
-            tddp_buffer buffer = buffer_of(&values[i], 1, TDDP_INT32);
-            values[i] = rank == 0 ? -1 : i;
-            if (rank > 0 && i == 0) {
-                CHECK_AWAIT(POSTED, 1);
-            }
-            works[i] = rank == 0 ? post_recv(here.group, buffer, peer, TAG)
-                                 : post_send(here.group, buffer, peer, TAG);
-        }
-        CHECK(threads_of_process() <= before + 1); /* that of all groups' progress */
-        if (rank == 0) {
-            check_signal(POSTED);
-        }
-        for (int i = 0; i < MESSAGES; i++) {
-            CHECK_OK(end(works[i]));
-            CHECK_INT(values[i], i);
-        }
+    if (neighbour() > 0) {
+        exchange_many(here, rank, neighbour(), false);
     }
+    close_world(here);
+}
+
+MULTI_TEST(messages_to_another_host_take_no_thread_each, 4, 30)
+{
+    world here = open_world(rank, world_size, port, 20000);
+    exchange_many(here, rank, 3, false);
+    close_world(here);
+}
+
+MULTI_TEST(receives_from_any_source_take_no_thread_each, 4, 30)
+{
+    world here = open_world(rank, world_size, port, 20000);
+    exchange_many(here, rank, 3, true);
     close_world(here);
 }

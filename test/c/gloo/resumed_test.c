@@ -27,6 +27,10 @@ static const sample SAMPLES[] = {
     {TDDP_OP_ALL_GATHER, TDDP_REDUCE_SUM, COUNT},
     {TDDP_OP_REDUCE_SCATTER, TDDP_REDUCE_AVG, COUNT},
     {TDDP_OP_REDUCE_SCATTER, TDDP_REDUCE_PREMUL_SUM, COUNT},
+    /* For these the ranks of several hosts connect first. */
+    {TDDP_OP_ALL_TO_ALL, TDDP_REDUCE_SUM, COUNT},
+    {TDDP_OP_GATHER, TDDP_REDUCE_SUM, COUNT},
+    {TDDP_OP_SCATTER, TDDP_REDUCE_SUM, COUNT},
     {TDDP_OP_ALL_REDUCE, TDDP_REDUCE_SUM, 40000}, /* too large to be begun by a caller */
 };
 enum { SAMPLE_COUNT = sizeof SAMPLES / sizeof *SAMPLES, RUNS = 2 };
@@ -50,6 +54,26 @@ static float reduced(tddp_reduce_op reduce, int world_size, size_t i)
     return reduce == TDDP_REDUCE_MIN ? number(0, i) : reduce == TDDP_REDUCE_AVG ? mean : sum;
 }
 
+/* A list of parts where the operation needs one. */
+static void give_parts(const sample *it, int rank, int world_size, tddp_op_args *args)
+{
+    static tddp_buffer inputs[MOST];
+    static tddp_buffer outputs[MOST];
+    const bool is_root = rank == args->root;
+    for (int peer = 0; peer < world_size; peer++) {
+        inputs[peer] = buffer_of(in + (size_t)peer * it->count, it->count, TDDP_FLOAT32);
+        outputs[peer] = buffer_of(out + (size_t)peer * it->count, it->count, TDDP_FLOAT32);
+    }
+    if (it->kind == TDDP_OP_ALL_TO_ALL || (it->kind == TDDP_OP_SCATTER && is_root)) {
+        args->inputs = inputs;
+        args->input_count = (size_t)world_size;
+    }
+    if (it->kind == TDDP_OP_ALL_TO_ALL || (it->kind == TDDP_OP_GATHER && is_root)) {
+        args->outputs = outputs;
+        args->output_count = (size_t)world_size;
+    }
+}
+
 static tddp_op_args args_of(const sample *it, int rank, int world_size)
 {
     const size_t all = it->count * (size_t)world_size;
@@ -62,6 +86,7 @@ static tddp_op_args args_of(const sample *it, int rank, int world_size)
     args.root = world_size - 1;
     args.output = buffer_of(out, it->kind == TDDP_OP_ALL_GATHER ? all : it->count, TDDP_FLOAT32);
     args.input = buffer_of(in, it->kind == TDDP_OP_REDUCE_SCATTER ? all : it->count, TDDP_FLOAT32);
+    give_parts(it, rank, world_size, &args);
     for (size_t i = 0; i < all; i++) {
         in[i] = number(rank, i);
         out[i] = in_place ? number(rank, i) : -1;
@@ -83,9 +108,20 @@ static void check_result(const sample *it, int rank, int world_size)
             }
             break;
         case TDDP_OP_ALL_GATHER:
-            for (int from = 0; from < world_size; from++) {
+        case TDDP_OP_GATHER:
+            for (int from = 0; from < (it->kind == TDDP_OP_GATHER && rank != root ? 0 : world_size);
+                 from++) {
                 CHECK_DOUBLE(out[(size_t)from * it->count + i], number(from, i), 0);
             }
+            break;
+        case TDDP_OP_ALL_TO_ALL:
+            for (int from = 0; from < world_size; from++) {
+                CHECK_DOUBLE(out[(size_t)from * it->count + i],
+                             number(from, (size_t)rank * it->count + i), 0);
+            }
+            break;
+        case TDDP_OP_SCATTER:
+            CHECK_DOUBLE(out[i], number(root, (size_t)rank * it->count + i), 0);
             break;
         case TDDP_OP_REDUCE_SCATTER:
             CHECK_DOUBLE(out[i], reduced(it->reduce, world_size, (size_t)rank * it->count + i),

@@ -55,6 +55,7 @@ static void together(world *w)
 }
 
 static atomic_int connected;
+static tddp_eventcount connecting;
 
 static tddp_status note_connected(void *context, const tddp_wait *wait, tddp_cancel *given_up)
 {
@@ -92,7 +93,7 @@ static void act(world *w, action what, tddp_group *all, tddp_group **part)
         break;
     case CONNECT:
         if (w->rank == one) {
-            tddp_on_demand_request(all->on_demand);
+            CHECK_STATUS(tddp_on_demand_check(all->on_demand, INT64_MAX), TDDP_CANCELED);
         }
         CHECK_UNTIL(atomic_load(&connected) == 1);
         break;
@@ -131,7 +132,7 @@ static void run_round(world *w, uint64_t seed)
     atomic_store(&connected, 0);
     snprintf(name, sizeof name, "all %llu", (unsigned long long)seed);
     tddp_group *all = open_part(w, name, NULL);
-    CHECK_OK(tddp_on_demand_add(all->on_demand, note_connected, NULL));
+    CHECK_OK(tddp_on_demand_add(all->on_demand, note_connected, NULL, &connecting));
     for (int i = 0; i < SUBGROUPS; i++) {
         snprintf(name, sizeof name, "part %d of %llu", i, (unsigned long long)seed);
         parts[i] = open_part(w, name, all);

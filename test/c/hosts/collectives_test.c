@@ -306,11 +306,13 @@ static void move_sizes(member *self, const size_t *counts, size_t count_of_count
     }
 }
 
-static void exercise(const char *backend, const int *hosts, int rank, int size, int port)
+static void exercise(const char *backend, const int *hosts, int rank, int size, int port,
+                     bool interrupts)
 {
     static const size_t counts[] = {0, 1, 5, 130, 4099, 70001};
     const size_t count_of_counts = sizeof counts / sizeof *counts;
     member self = join(backend, hosts, rank, size, port);
+    self.interrupts = interrupts;
     reduce_all_dtypes(&self, 37);
     reduce_sizes(&self, counts, count_of_counts);
     move_sizes(&self, counts, count_of_counts);
@@ -319,38 +321,59 @@ static void exercise(const char *backend, const int *hosts, int rank, int size, 
 
 MULTI_TEST(all_over_gloo_on_halves, 4, 60)
 {
-    exercise("gloo", HALVES, rank, world_size, port);
+    exercise("gloo", HALVES, rank, world_size, port, false);
 }
 
 MULTI_TEST(all_over_gloo_in_turns, 4, 60)
 {
-    exercise("gloo", TURNS, rank, world_size, port);
+    exercise("gloo", TURNS, rank, world_size, port, false);
 }
 
 MULTI_TEST(all_over_gloo_unevenly, 4, 60)
 {
-    exercise("gloo", UNEVEN, rank, world_size, port);
+    exercise("gloo", UNEVEN, rank, world_size, port, false);
 }
 
 MULTI_TEST(all_over_gloo_in_the_middle, 4, 60)
 {
-    exercise("gloo", MIDDLE, rank, world_size, port);
+    exercise("gloo", MIDDLE, rank, world_size, port, false);
 }
 
 MULTI_TEST(all_over_gloo_mixed, 7, 100)
 {
-    exercise("gloo", MIXED, rank, world_size, port);
+    exercise("gloo", MIXED, rank, world_size, port, false);
+}
+
+MULTI_TEST(all_interrupted_on_halves, 4, 100)
+{
+    exercise("gloo", HALVES, rank, world_size, port, true);
+}
+
+MULTI_TEST(all_interrupted_mixed, 7, 200)
+{
+    exercise("gloo", MIXED, rank, world_size, port, true);
 }
 
 /* reduce and reduce_scatter work in chunks in scratch memory of 4 MiB for each leader and host. */
-MULTI_TEST(buffers_of_several_chunks, 4, 60)
+static void several_chunks(const int *hosts, int rank, int size, int port, bool interrupts)
 {
-    member self = join("gloo", world_size % 2 ? UNEVEN : HALVES, rank, world_size, port);
+    member self = join("gloo", hosts, rank, size, port);
     const size_t count = 2500001;
+    self.interrupts = interrupts;
     reduce(&self, TDDP_FLOAT32, TDDP_REDUCE_SUM, count, 3);
     reduce_scatter(&self, TDDP_FLOAT32, TDDP_REDUCE_AVG, count / 2, 5, false, true);
     reduce_scatter(&self, TDDP_FLOAT32, TDDP_REDUCE_SUM, count / 2, 0, true, false);
     all_reduce(&self, TDDP_FLOAT32, TDDP_REDUCE_SUM, count, true);
     all_gather(&self, TDDP_INT16, count, 1, true);
     part(&self);
+}
+
+MULTI_TEST(buffers_of_several_chunks, 4, 60)
+{
+    several_chunks(HALVES, rank, world_size, port, false);
+}
+
+MULTI_TEST(buffers_of_several_chunks_interrupted, 4, 100)
+{
+    several_chunks(UNEVEN, rank, world_size, port, true);
 }

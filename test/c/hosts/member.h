@@ -4,12 +4,14 @@
 
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "backend/open.h"
+#include "base/base.h"
 #include "gloo/numbers.h"
 #include "hosted_store.h"
 
@@ -23,6 +25,7 @@ typedef struct member {
     void *context;
     uint64_t sequence;
     int64_t timeout_ms;
+    bool interrupts; /* every operation, wherever it waits */
 } member;
 
 /* Like a backend with TDDP_BACKEND_SHARES_HOSTS, whatever its traits. */
@@ -67,11 +70,55 @@ static inline member join(const char *backend, const int *hosts, int rank, int w
     return self;
 }
 
+static inline tddp_buffer *copy_of(const tddp_buffer *parts, int size)
+{
+    const size_t bytes = (size_t)size * sizeof *parts;
+    tddp_buffer *copy = parts ? malloc(bytes) : NULL;
+    return copy ? memcpy(copy, parts, bytes) : NULL;
+}
+
+static inline void wipe(void *memory, size_t bytes)
+{
+    if (memory) {
+        memset(memory, 0xa5, bytes);
+        free(memory);
+    }
+}
+
+/* Calls the slot until it does not return TDDP_CANCELED, each time with the operation and its lists
+ * at another address, and again only after an event. */
+static inline tddp_status run_interrupted(member *self, const tddp_op *op)
+{
+    tddp_eventcount *events = self->table->events(self->context);
+    const size_t list = (size_t)self->size * sizeof *op->input_parts;
+    for (;;) {
+        const uint32_t seen = tddp_eventcount_read(events);
+        tddp_cancel at_once = TDDP_CANCEL_AT_ONCE;
+        tddp_op *copy = malloc(sizeof *copy);
+        tddp_buffer *input_parts = copy_of(op->input_parts, self->size);
+        tddp_buffer *output_parts = copy_of(op->output_parts, self->size);
+        CHECK(copy != NULL);
+        memcpy(copy, op, sizeof *copy);
+        copy->input_parts = input_parts;
+        copy->output_parts = output_parts;
+        copy->cancel = &at_once;
+        const tddp_status status = self->table->run[op->kind](self->context, copy);
+        wipe(copy, sizeof *copy);
+        wipe(input_parts, list);
+        wipe(output_parts, list);
+        if (status != TDDP_CANCELED) {
+            return status;
+        }
+        tddp_eventcount_wait(events, seen, 0, TIMEOUT_MS * TDDP_NS_PER_MS);
+    }
+}
+
 static inline tddp_status run(member *self, tddp_op *op)
 {
     op->sequence = ++self->sequence;
     op->timeout_ms = self->timeout_ms;
-    tddp_status status = self->table->run[op->kind](self->context, op);
+    tddp_status status = self->interrupts ? run_interrupted(self, op)
+                                          : self->table->run[op->kind](self->context, op);
     if (status) {
         char text[4096];
         snprintf(text, sizeof text, "%s", tddp_error_message());
