@@ -171,11 +171,6 @@ tddp_status tddp_hosts_report_if_fatal(tddp_hosts *self, tddp_status status)
     return tddp_fail(status, "%s", text);
 }
 
-static void report_failure(void *context, tddp_status status, const char *text)
-{
-    (void)tddp_hosts_report_if_fatal(context, tddp_fail(status, "%s", text));
-}
-
 static void abort_all(void *context)
 {
     tddp_hosts *self = context;
@@ -217,7 +212,6 @@ const tddp_backend_v1 *tddp_hosts_backend(void)
         .finish = tddp_hosts_finish,
         .allocate = allocate,
         .deallocate = tddp_shm_deallocate,
-        .report_failure = report_failure,
         .traits = TDDP_BACKEND_RESUMES,
         .events = events,
         .op_count = TDDP_OP_COUNT,

@@ -80,6 +80,11 @@ static tddp_status allocate(void *context, size_t bytes, void **handle, void **d
     return tddp_shm_allocate(context, bytes, handle, data);
 }
 
+static void report_failure(void *context, tddp_status status, const char *text)
+{
+    tddp_shm_report_failure(context, status, text);
+}
+
 const tddp_backend_v1 *tddp_shm_backend(void)
 {
     static const tddp_backend_v1 backend = {
@@ -95,6 +100,7 @@ const tddp_backend_v1 *tddp_shm_backend(void)
         .traits = TDDP_BACKEND_RESUMES,
         .allocate = allocate,
         .deallocate = tddp_shm_deallocate,
+        .report_failure = report_failure,
         .events = events,
         .op_count = TDDP_OP_COUNT,
         .run = {[TDDP_OP_ALL_REDUCE] = run_all_reduce,
