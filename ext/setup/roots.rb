@@ -89,9 +89,11 @@ module Setup
 
     private
 
-    # It takes the mirror from its own default.
+    # It takes the mirror from its own default. What it mounts in the root ends with it, also where it is ended: removing the folder
+    # would go on into /proc and /sys otherwise.
     def mmdebstrap(*options, into)
-      ["mmdebstrap", "--variant=apt", *@options, *options, "--include=#{@packages.join(",")}", @suite, into]
+      ["unshare", "--mount", "--propagation", "private",
+        "mmdebstrap", "--variant=apt", *@options, *options, "--include=#{@packages.join(",")}", @suite, into]
     end
 
     # Writes only what changed, so that the build inside keeps its products. Files of ours that are gone here are removed there.
