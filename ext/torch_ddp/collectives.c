@@ -1,9 +1,9 @@
 /*
  * The operations of Torch::Distributed::ProcessGroup over <tddp/group.h>. One table has a row for
  * each method: its arguments, and the call. Entered by Ruby threads that hold the GVL; queueing
- * does not block, waiting is work.c's. Leaves the choice of a group, ranks, kinds of reduction by
- * name, lists that must fit and memory that is not contiguous to lib/torch. Lists are Arrays that
- * nobody else has, nil where this rank has no pieces.
+ * blocks only while ranks connect on a device, waiting is work.c's. Leaves the choice of a group,
+ * ranks, kinds of reduction by name, lists that must fit and memory that is not contiguous to
+ * lib/torch. Lists are Arrays that nobody else has, nil where this rank has no pieces.
  */
 #include "torch_ddp.h"
 
@@ -170,15 +170,18 @@ typedef struct submission {
     tddp_op_args *args;
     size_t messages; /* 0: one operation */
     tddp_work **works;
+    tddp_status status; /* with its text on this thread */
 } submission;
 
 static tddp_status body_submit(void *data, const tddp_wait *wait)
 {
-    const submission *call = data;
+    submission *call = data;
     call->args->cancel = wait->cancel;
-    return call->messages > 0
-               ? tddp_batch_send_recv(call->group, call->args, call->messages, call->works)
-               : tddp_submit(call->group, call->args, call->works);
+    call->status = call->messages > 0
+                       ? tddp_batch_send_recv(call->group, call->args, call->messages, call->works)
+                       : tddp_submit(call->group, call->args, call->works);
+    /* A timeout is the operation's, not that of a slice of the wait. */
+    return call->status == TDDP_CANCELED ? TDDP_CANCELED : TDDP_OK;
 }
 
 /* Submits with the GVL, unless that may wait for other ranks. An interrupt then raises here if
@@ -187,13 +190,14 @@ static void submit(submission call)
 {
     const tddp_wait at_once = {0, NULL};
     if (!tddp_submit_blocks(call.group, call.args)) {
-        tddp_rb_check(body_submit(&call, &at_once));
-        return;
+        (void)body_submit(&call, &at_once);
+    } else {
+        tddp_group_retain(call.group); /* Another thread may destroy it meanwhile. */
+        tddp_rb_outcome outcome = tddp_rb_blocking(body_submit, &call, -1, false);
+        tddp_group_release(call.group);
+        tddp_rb_raise_outcome(outcome);
     }
-    tddp_group_retain(call.group); /* Another thread may destroy it meanwhile. */
-    tddp_rb_outcome outcome = tddp_rb_blocking(body_submit, &call, -1, false);
-    tddp_group_release(call.group);
-    tddp_rb_raise_outcome(outcome);
+    tddp_rb_check(call.status);
 }
 
 /* Every method of the table; which one, Ruby knows. :apart in place of a result: nothing was done,
@@ -218,11 +222,12 @@ static VALUE perform(int argc, VALUE *argv, VALUE self)
                                                                            : Qnil,
                                               &text);
     tddp_group *group = tddp_rb_group(self);
-    submit((submission){group, &op.args, 0, &work});
+    const bool written = writes(&op.args, group); /* another thread may destroy it meanwhile */
+    submit((submission){group, &op.args, 0, &work, TDDP_OK});
     RB_GC_GUARD(text);
     ALLOCV_END(op.output_memory);
     ALLOCV_END(op.input_memory);
-    if (writes(&op.args, group))
+    if (written)
         tddp_rb_written(op.output);
     return tddp_rb_take_work(work, op.output, op.input, async);
 }
@@ -252,9 +257,11 @@ static VALUE group_batch(VALUE self, VALUE messages)
     tddp_op_args *args = ALLOCV_N(tddp_op_args, args_memory, count);
     tddp_work **works = ALLOCV_N(tddp_work *, works_memory, count);
     VALUE result = rb_ary_new_capa(count);
+    if (count == 0)
+        return result;
     for (long i = 0; i < count; i++)
         args[i] = read_message(rb_ary_entry(messages, i));
-    submit((submission){tddp_rb_group(self), args, (size_t)count, works});
+    submit((submission){tddp_rb_group(self), args, (size_t)count, works, TDDP_OK});
     for (long i = 0; i < count; i++) {
         const VALUE tensor = rb_ary_entry(rb_ary_entry(messages, i), 1);
         const bool sends = args[i].kind == TDDP_OP_SEND;

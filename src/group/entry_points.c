@@ -37,8 +37,8 @@ void tddp_op_args_init(tddp_op_args *args, size_t size)
 
 int tddp_submit_blocks(const tddp_group *group, const tddp_op_args *args)
 {
-    if (!group->launches) {
-        return 0; /* the way of small operations */
+    if (!group->launches || (unsigned)args->kind >= TDDP_OP_COUNT) {
+        return 0; /* the way of small operations; or an error */
     }
     const tddp_op op = {.kind = args->kind,
                         .input = args->input,

@@ -30,7 +30,8 @@ enum { BYTES_EACH_US = 4096 };
 static bool op_resumes(const tddp_group *group, const tddp_op *op)
 {
     const tddp_inner *own = tddp_group_backend_for(group, op);
-    return group->resumes && (!own->backend->resumes || own->backend->resumes(own->context, op));
+    return group->resumes && (own->backend->traits & TDDP_BACKEND_RESUMES) &&
+           (!own->backend->resumes || own->backend->resumes(own->context, op));
 }
 
 bool tddp_group_queue_is_polled(const tddp_group *group)
@@ -362,8 +363,10 @@ static bool acquire_empty_queue(tddp_group *group, tddp_work *work)
         work->started = true;
     }
     pthread_mutex_unlock(&group->mutex);
-    atomic_store_explicit(&work->expiry, tddp_deadline_from(now, work->op.timeout_ms),
-                          memory_order_relaxed);
+    if (empty) { /* else it is queued, and its time has not begun */
+        atomic_store_explicit(&work->expiry, tddp_deadline_from(now, work->op.timeout_ms),
+                              memory_order_relaxed);
+    }
     return empty;
 }
 
@@ -382,7 +385,9 @@ static tddp_status leave_to_queue(tddp_group *group, tddp_work *here, tddp_work 
     if (work) {
         work->group = group;
         put_back(group, work);
-        *out = work;
+    }
+    if (out) {
+        *out = work; /* NULL: it is done */
     }
     release_queue(group);
     tddp_group_provide_executor(group);

@@ -244,7 +244,11 @@ static tddp_status launch_batch(tddp_group *group, tddp_op *ops, const tddp_op_a
         tddp_work_release(works[i]);
         tddp_work_release(works[i]);
     }
-    return status ? status : tddp_group_launch(group, works, count, messages->cancel);
+    status = status ? status : tddp_group_launch(group, works, count, messages->cancel);
+    for (size_t i = 0; i < count && status; i++) {
+        works[i] = NULL; /* freed */
+    }
+    return status;
 }
 
 /* Each by itself: all have what finishes them before the first is posted. */

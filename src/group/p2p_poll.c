@@ -49,10 +49,24 @@ static void complete(tddp_group *group, tddp_work *work)
     tddp_group_end_in_flight(group, true);
 }
 
-/* Leaves a failure to a thread lent to the queue, if there can be one. */
+/* On a thread of its own. */
+static void complete_lent(void *group, void *work)
+{
+    complete(group, work);
+}
+
+/* Leaves a failure to a thread lent to the queue, if there can be one; or to one of its own while
+ * that may be in an operation. */
 static void leave_failure(tddp_group *group, tddp_work *work)
 {
     pthread_mutex_lock(&group->mutex);
+    const bool busy = group->running && group->executor == TDDP_GROUP_EXECUTOR_RUNS;
+    if (busy && !tddp_blocking_reserve()) {
+        pthread_mutex_unlock(&group->mutex);
+        work->call = (tddp_blocking_call){complete_lent, group, work, NULL};
+        tddp_blocking_start(&work->call);
+        return;
+    }
     /* A shutdown completes those that no thread has. */
     const bool leaves = group->state >= TDDP_GROUP_ENDING || !tddp_group_reserve_executor(group);
     if (leaves) {

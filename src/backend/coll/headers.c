@@ -2,7 +2,7 @@
  * Headers, by which ranks compare their calls. On the thread that runs the operation.
  *
  * In every collective each pair of ranks exchanges a header, even if no data go between them; by
- * recursive doubling (all_reduce.c) only those that are partners. It contains the rank's call, and
+ * recursive doubling (doubling.c) only those that are partners. It contains the rank's call, and
  * a payload of at most EAGER_BYTES.
  *
  * Invariant: in each operation a rank sends all of its headers before it waits for any, and does

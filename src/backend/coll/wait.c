@@ -154,7 +154,7 @@ static void await_event(const tddp_coll *coll, const tddp_coll_wait *wait, uint3
     const bool spins = op->awaited && !coll->transport->progress;
     const int64_t most = end < now + SPIN_NS ? end : now + SPIN_NS;
     if (!spins || !yield_until_event(events, seen, most)) {
-        const int64_t left = end - now;
+        const int64_t left = end - (spins ? tddp_now_ns() : now);
         tddp_eventcount_wait(events, seen, 0, left < CHECK_INTERVAL_NS ? left : CHECK_INTERVAL_NS);
     }
 }

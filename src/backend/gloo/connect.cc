@@ -155,6 +155,7 @@ void Transport::connect(const tddp_backend_opts &opts, const tddp_wait *wait,
         is_connected();
         exchange_connected(meeting.get(), deadline, cancel);
     } catch (const std::exception &cause) {
+        report(TDDP_GROUP_FAILED, strip_location(cause));
         /* The others wait for this rank's addresses, or its connection. */
         tddp_meeting_fail(&meeting_opts, strip_location(cause).c_str());
         throw;

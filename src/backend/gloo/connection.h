@@ -77,19 +77,9 @@ template <typename Base> class Watched final : public Base
                (this->tx_.empty() && (ioctl(this->fd_, SIOCOUTQ, &left) != 0 || left == 0));
     }
 
-    /* While it connects, in versions until 2023. An exception would end the process: a peer that
-     * is closed at this moment raises one. */
     void handleEvents(int events)
     {
-        try {
-            Base::handleEvents(events);
-        } catch (const std::exception &cause) {
-            std::lock_guard<std::mutex> lock(this->m_);
-            if (this->fd_ >= 0) { /* Gloo's end of the connection expects that it is registered */
-                this->device_->registerDescriptor(this->fd_, 0, this);
-            }
-            fail(cause);
-        }
+        handle(*this, events, 0);
     }
 
   protected:
@@ -142,6 +132,34 @@ template <typename Base> class Watched final : public Base
     }
 
   private:
+    /* Versions until 2023, which connect here. An exception would end the process: a peer that is
+     * closed at this moment raises one. The lock is held until what was thrown is handled, since a
+     * thread that closes the connection holds it, and waits for this one; so it is only tried. */
+    template <typename Self>
+    static auto handle(Self &self, int events, int) -> decltype(self.handleListening(), void())
+    {
+        std::unique_lock<std::mutex> lock(self.m_, std::try_to_lock);
+        if (!lock || self.state_ == Base::CLOSED) {
+            return;
+        }
+        if (self.state_ == Base::CONNECTED) {
+            self.handleReadWrite(events);
+            return;
+        }
+        try {
+            self.state_ == Base::LISTENING ? self.handleListening() : self.handleConnecting();
+        } catch (const std::exception &cause) {
+            if (self.fd_ >= 0) { /* Gloo's end of the connection expects that it is registered */
+                self.device_->registerDescriptor(self.fd_, 0, &self);
+            }
+            self.fail(cause);
+        }
+    }
+    template <typename Self> static void handle(Self &self, int events, long)
+    {
+        self.Base::handleEvents(events);
+    }
+
     /* Whether the transfer of a message has been released. */
     bool is_canceled(const tcp::Op &op) const
     {

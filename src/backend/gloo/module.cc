@@ -60,7 +60,7 @@ tddp_status test(void *context, void *transfer, int *complete, int *source)
     return guarded([&] {
         int from;
         *complete = transport_of(context).test(*static_cast<Transfer *>(transfer), &from);
-        if (source) {
+        if (source && *complete) {
             *source = from;
         }
     });

@@ -111,7 +111,9 @@ void Transport::fail_ended(int peer, uint64_t sequence, const std::string &reaso
     if (observe(peer, sequence, &cause, &text)) {
         Failure::check(tddp_observation_fail(&cause));
     }
-    throw Failure(TDDP_PEER_LOST, "lost " + rank_text(peer) + " (" + reason + ")");
+    throw Failure(TDDP_PEER_LOST,
+                  "lost " + (peer == TDDP_ANY_SOURCE ? "all other ranks" : rank_text(peer)) + " (" +
+                      reason + ")");
 }
 
 } // namespace tddp_gloo

@@ -128,6 +128,8 @@ Transfer *Transport::send(int peer, uint64_t tag, const void *data, size_t bytes
         std::make_unique<Transfer>(context_, const_cast<void *>(data), bytes, peer, false);
     try {
         transfer->send(peer, tag, 0, bytes);
+    } catch (const std::bad_alloc &) {
+        throw; /* no fault of the peer's */
     } catch (const std::exception &cause) {
         fail_ended(peer, 0, strip_location(cause));
     }
@@ -152,6 +154,8 @@ Transfer *Transport::recv(int peer, uint64_t tag, void *data, size_t bytes)
         } else {
             transfer->recv(peer, tag, 0, bytes);
         }
+    } catch (const std::bad_alloc &) {
+        throw; /* no fault of the peer's */
     } catch (const std::exception &cause) {
         fail_ended(peer, 0, strip_location(cause));
     }

@@ -2,7 +2,8 @@
  * The transport: one rank's connections to all others of its group, and the messages on them.
  * Nothing here waits, except to connect and to end. Any thread.
  *
- * Invariants: the lock is the last one that a thread takes: Gloo is never called with it held. A
+ * Invariants: the lock is the last one that a thread takes but for the observer's: Gloo is never
+ * called with it held. A
  * peer whose connection has ended stays so. Connections that this rank closes itself are no loss of
  * a peer.
  */
@@ -40,8 +41,8 @@ constexpr uint64_t CONNECTED_TAG = CLOSE_NOTICE_TAG - 1; /* its first: connected
 struct CloseNotice {
     uint64_t sequence; /* of its last collective */
     uint32_t status;   /* TDDP_OK: the group was destroyed; else the failure */
-    uint32_t check;    /* CLOSE_NOTICE_CHECK: it has arrived completely */
-    char text[496];
+    char text[492];
+    uint32_t check; /* CLOSE_NOTICE_CHECK: it has arrived completely */
 };
 constexpr uint32_t CLOSE_NOTICE_CHECK = 0x65796221;
 

@@ -165,7 +165,7 @@ size_t Broadcast::choose_chunk()
     return bytes;
 }
 
-void Broadcast::start_chunk(size_t bytes)
+void Broadcast::start_chunk(size_t bytes, tddp_cancel *cancel)
 {
     const at::Tensor flat =
         at::zeros({static_cast<int64_t>(bytes)}, tensors_[first_].options().dtype(at::kByte));
@@ -182,6 +182,7 @@ void Broadcast::start_chunk(size_t bytes)
     args.kind = TDDP_OP_BROADCAST;
     args.root = root_;
     args.description = text.c_str();
+    args.cancel = cancel; // on a device it waits for ranks that still connect
     check(tddp_tensor_buffer(reinterpret_cast<const tddp_tensor *>(&flat), &args.output));
     tddp_work *work = nullptr;
     check(tddp_submit(group_, &args, &work));
@@ -212,7 +213,7 @@ void Broadcast::run(const tddp_wait *wait)
                 first_ = last_;
                 continue;
             }
-            start_chunk(bytes);
+            start_chunk(bytes, wait ? wait->cancel : nullptr);
         }
         const tddp_wait remaining = deadline.remaining();
         operation_->wait(nullptr, &remaining);

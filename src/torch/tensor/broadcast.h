@@ -30,7 +30,7 @@ class Broadcast
 
   private:
     size_t choose_chunk();
-    void start_chunk(size_t bytes);
+    void start_chunk(size_t bytes, tddp_cancel *cancel);
     void end_chunk();
 
     tddp_group *group_;

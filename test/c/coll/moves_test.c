@@ -35,9 +35,12 @@ static bool receives(const tddp_op *op, int rank)
 
 static tddp_buffer make_part(size_t bytes)
 {
-    char *data = malloc(bytes + 1);
+    if (bytes == 0) {
+        return coll_buffer(NULL, 0, TDDP_UINT8);
+    }
+    char *data = malloc(bytes);
     CHECK(data);
-    memset(data, 0x5a, bytes + 1);
+    memset(data, 0x5a, bytes);
     return coll_buffer(data, bytes, TDDP_UINT8);
 }
 
