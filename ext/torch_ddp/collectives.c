@@ -1,9 +1,10 @@
 /*
  * The operations of Torch::Distributed::ProcessGroup over <tddp/group.h>. One table has a row for
- * each method: its arguments, and the call. Entered by Ruby threads that hold the GVL; queueing
- * does not block, waiting is work.c's. Leaves the choice of a group, ranks, kinds of reduction by
- * name, lists that must fit and memory that is not contiguous to lib/torch. Lists are Arrays that
- * nobody else has, nil where this rank has no pieces.
+ * each method: its arguments, and the call. Entered by Ruby threads that hold the GVL, which is
+ * released where the submission may wait for other ranks; waiting for the end is work.c's. Leaves
+ * the choice of a group, ranks, kinds of reduction by name, lists that must fit and memory that is
+ * not contiguous to lib/torch. Lists are Arrays that nobody else has, nil where this rank has no
+ * pieces.
  */
 #include "torch_ddp.h"
 
