@@ -143,6 +143,8 @@ static VALUE meeting_initialize(int argc, VALUE *argv, VALUE object)
                  rb_inspect(name));
     if (count < 1 || own < 0 || own >= count)
         rb_raise(rb_eArgError, "rank: expected 0 to %d, got %d", count - 1, own);
+    if (!NIL_P(group))
+        (void)tddp_rb_group(group); /* raises if it is destroyed, before anything is retained */
     strcpy(self->name, text);
     self->opts = (tddp_meeting_opts){.store = tddp_store_retain(tddp_rb_store(store)),
                                      .name = self->name,

@@ -53,9 +53,9 @@ tddp_rb_outcome tddp_rb_blocking(tddp_rb_body body, void *data, int64_t timeout_
                                  bool no_restart);
 
 /*
- * The same for a request that a store normally answers at once. A canceled request had no effect,
- * or the store is unusable afterwards. So the only Ruby thread may restart it, which avoids a
- * helper thread that would take longer than the request.
+ * The same for a request that a store normally answers at once. The only Ruby thread may restart a
+ * canceled one, which avoids a helper thread that would take longer than the request. It had no
+ * effect, unless the store was silent for seconds: then a counter may have counted it twice.
  */
 tddp_rb_outcome tddp_rb_blocking_brief(tddp_rb_body body, void *data);
 

@@ -56,8 +56,9 @@ static inline void tddp_observe(const tddp_observer *observer, const tddp_observ
 }
 
 /** Whether `one` is likelier the root cause than `other`: a rank that ended without a reason comes
- * before one that reports a failure of its own, that before one that lost another rank, that before
- * one that has left; among equals, what was seen first. */
+ * before one that reports a failure of its own, that before one that lost another rank or whose
+ * group had failed, that before one that has left; among equals, what is known to have been seen
+ * first. */
 TDDP_API int tddp_observation_precedes(const tddp_observation *one, const tddp_observation *other);
 
 /** Writes "lost rank 2 (its process has ended)", "rank 3 has left the group" and so on, cut at

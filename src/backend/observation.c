@@ -18,7 +18,7 @@ static int weight_of(const tddp_observation *seen)
     case TDDP_OBSERVED_CLOSED:
         return 5;
     case TDDP_OBSERVED_FAILED:
-        return seen->status == TDDP_PEER_LOST ? 3 : 4;
+        return seen->status == TDDP_PEER_LOST || seen->status == TDDP_GROUP_FAILED ? 3 : 4;
     case TDDP_OBSERVED_LEFT:
         return 2;
     default:
@@ -29,7 +29,9 @@ static int weight_of(const tddp_observation *seen)
 int tddp_observation_precedes(const tddp_observation *one, const tddp_observation *other)
 {
     const int difference = weight_of(one) - weight_of(other);
-    return difference > 0 || (difference == 0 && one->seen_ns < other->seen_ns);
+    const bool earlier =
+        one->seen_ns != 0 && (other->seen_ns == 0 || one->seen_ns < other->seen_ns);
+    return difference > 0 || (difference == 0 && earlier);
 }
 
 const char *tddp_observation_text(const tddp_observation *seen, char *text, size_t size)

@@ -161,6 +161,65 @@ class CheckpointAsyncTest < Minitest::Test
     assert_equal 1, counts.uniq.size, counts.inspect
   end
 
+  # In parts, under keys of each rank's own; the short records of other steps and ranks lie together.
+  def test_long_records
+    dir = @dir
+    said = world(2) do
+      {MOST_TOGETHER: 60, MOST_AT_ONCE: 7}.each do |name, bytes|
+        Checkpoint::TogetherInStore.send(:remove_const, name)
+        Checkpoint::TogetherInStore.const_set(name, bytes)
+      end
+      fetched = []
+      Checkpoint::TogetherInStore.prepend(Module.new do
+        define_method(:fetch) { |rank, parts| super(rank, parts).tap { |text| fetched << [rank, parts, text.bytesize] } }
+      end)
+      run = run_of(:units, :adam, 1)
+      train(run, 0...2)
+      store = Distributed.default_process_group._store
+      before = store.num_keys
+      Distributed.barrier # all have counted
+      Checkpoint.async_save(dir, **run, step: 2).wait
+      expected = values(run)
+      Distributed.barrier
+      await("the keys to be gone") { store.num_keys == before }
+      Checkpoint.load(dir, **(found = run_of(:units, :adam, 4)))
+      [expected, values(found), fetched].tap do
+        Distributed.barrier # a rank that leaves writes keys of its own
+        store.close
+      end
+    end
+    said.each do |expected, found, fetched|
+      assert_equal expected, found
+      assert_equal [0, 1], fetched.map(&:first).uniq
+      fetched.each { |_, parts, bytes| assert_equal (bytes / 7.0).ceil, parts }
+      assert_operator fetched.map(&:last).max, :>, 60
+    end
+  end
+
+  # The others do not wait for it, and no keys stay.
+  def test_a_rank_that_fails_before_it_has_given_its_record
+    dir = @dir
+    said = world(2) do |rank|
+      run = run_of(:units, :momentum, 1)
+      store = Distributed.default_process_group._store
+      before = store.num_keys
+      Distributed.barrier # all have counted
+      write = Checkpoint::DataFile.method(:write)
+      # JSON has no such number.
+      Checkpoint::DataFile.define_singleton_method(:write) { |*args, **options| write.call(*args, **options).merge("file" => Float::NAN) } if rank == 1
+      saving = Checkpoint.async_save(dir, **run, step: 1)
+      failed = failure { saving.wait }
+      Distributed.barrier
+      await("the keys to be gone") { store.num_keys == before }
+      Distributed.barrier # a rank that leaves writes keys of its own
+      store.close
+      failed
+    end
+    assert_equal "JSON::GeneratorError", said[1][0]
+    assert_equal "Torch::Distributed::PeerLostError", said[0][0]
+    assert_match(/\Aasync_save: rank 1 failed: .*NaN.* \(JSON::GeneratorError\)\z/, said[0][1])
+  end
+
   # The group may be destroyed before the save is done.
   def test_the_group_is_destroyed_meanwhile
     dir = @dir

@@ -90,6 +90,40 @@ class GroupMistakesTest < Minitest::Test
     end
   end
 
+  # Its text lies in the store once, and is removed where the ranks agree and where they do not, with the store's host and without it.
+  def test_long_calls_are_compared_by_digest_and_leave_no_text
+    said = world(3) do |rank|
+      Distributed::Agreement.send(:remove_const, :LEAVE_TIMEOUT)
+      Distributed::Agreement.const_set(:LEAVE_TIMEOUT, LIMIT)
+      group = Distributed.default_process_group
+      store = group._store
+      outcomes = [[0, 1, 2], [1, 2]].product([true, false]).map do |ranks, same|
+        next unless ranks.include?(rank)
+
+        agreement = Distributed::Agreement.new(Distributed::PrefixStore.new("long/#{ranks.size}/#{same}", store), "test", group, ranks)
+        value_or_failure do
+          agreement.hold do
+            agreement.reach("test(#{"x" * 1000}#{same ? "same" : rank})")
+            agreement.instance_variable_get(:@calls).records.map(&:bytesize)
+          end
+        end
+      end
+      Distributed.barrier # the last one removes them
+      [outcomes, store.list_keys.grep(/\Along/)].tap { store.close }
+    end
+    said.each_with_index do |(outcomes, keys), rank|
+      assert_empty keys
+      sizes, all, pair_sizes, pair = outcomes
+      assert_equal [3, 1, true], [sizes.size, sizes.uniq.size, sizes.first < 80]
+      assert_equal "Torch::Distributed::MismatchError", all[0]
+      assert_equal 2, all[1].scan(/global rank \d (?:calls )?\.\.\. x+\d\)/).uniq.size, all[1]
+      next if rank.zero?
+
+      assert_equal [2, true], [pair_sizes.size, pair_sizes.first < 80]
+      assert_match(/global rank 1 calls \.\.\. x+1\), global rank 2 \.\.\. x+2\)/, pair[1])
+    end
+  end
+
   def test_a_rank_that_does_not_come_is_named
     told = Array.new(3) { Event.new }
     alone = Event.new

@@ -148,6 +148,20 @@ class MeetingTest < Minitest::Test
     end
   end
 
+  # It has kept nothing, so that the store may be closed, or the same object be opened.
+  def test_a_group_that_is_destroyed
+    said = world(1) do
+      group = Distributed.new_group([0])
+      Distributed.destroy_process_group(group)
+      meeting, store = Meeting.allocate, Distributed::HashStore.new
+      refused = failure { meeting.send(:initialize, store, "here", 0, 1, group, [0]) }
+      meeting.send(:initialize, store, "here", 0, 1)
+      meeting.give("zero")
+      [refused, meeting.tap(&:read).records]
+    end
+    assert_equal ["Torch::Distributed::GroupError", ["zero"]], [said[0][0][0], said[0][1]]
+  end
+
   # Yields a meeting of members of the default group.
   def watched(members, name: "watched")
     group = Distributed.default_process_group

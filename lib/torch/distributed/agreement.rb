@@ -1,10 +1,15 @@
 # frozen_string_literal: true
 
+require "digest"
+
 module Torch
   module Distributed
     # A call that all processes of a group must make with the same arguments: they meet in the group's store, each with its
     # call as its record. A rank that calls something else, fails before, is interrupted or does not arrive, is reported on
     # all ranks: the first failure of the meeting is the outcome for all of them.
+    #
+    # All records are one value in the store, which each rank reads: a long call lies beside it, once for all ranks that make
+    # the same call, whose records are its digest. The text is read where they differ.
     #
     # The ranks meet a second time to leave, for which global rank 0, which may host the store, waits.
     #
@@ -16,9 +21,12 @@ module Torch
       LEAVE_TIMEOUT = 0.5
       END_TIMEOUT = 0.3
 
-      # How much of a call is shown to the others.
+      # How much of a call is shown to the others; what is longer is a long call.
       SHOWN = 160
-      private_constant :REPORT_EVERY, :LEAVE_TIMEOUT, :END_TIMEOUT, :SHOWN
+
+      # How the keys of long calls' texts begin; no call begins so.
+      TEXT = "text/"
+      private_constant :REPORT_EVERY, :LEAVE_TIMEOUT, :END_TIMEOUT, :SHOWN, :TEXT
 
       # @param store [Store] for this call alone
       # @param operation [String] for the texts: "new_group"
@@ -57,7 +65,7 @@ module Torch
       def reach(call, timeout = @timeout)
         @timeout = timeout
         @store.timeout = timeout
-        @calls.give(call)
+        @calls.give((call.bytesize > SHOWN) ? stored(call) : call)
         @calls.read
         text = difference
         text ? decide(MismatchError, text) : wait_for_others
@@ -102,6 +110,23 @@ module Torch
         "#{kind.name[/\w+\z/]} #{TorchDDP.printable(text)}"
       end
 
+      # @return [String] the record of a long call: the key at which its text lies
+      def stored(call)
+        key = "#{TEXT}#{Digest::SHA256.hexdigest(call)}"
+        @store.set(key, call) unless @store.check([key])
+        @text = key
+      end
+
+      # @return [String] the call of which a record is
+      def text_of(record)
+        record.start_with?(TEXT) ? @store.get(record) : record
+      end
+
+      # Removes the texts of long calls that this rank knows of; no rank reads them any more.
+      def delete_texts(records)
+        [@text, *records].compact.uniq.each { |record| @store.delete_key(record) if record.start_with?(TEXT) }
+      end
+
       # What the ranks that have arrived disagree on; the same text on all ranks that have read the same.
       #
       # @return [String, nil]
@@ -109,7 +134,7 @@ module Torch
         first, second = @calls.records.each_with_index.select(&:first).uniq(&:first)
         return unless second
 
-        (mine, rank), (other, other_rank) = first, second
+        (mine, rank), (other, other_rank) = [first, second].map { |record, place| [text_of(record), place] }
         at = mine.bytes.zip(other.bytes).index { |one, another| one != another } || mine.bytesize
         "the ranks disagree on a group: global rank #{@ranks[rank]} calls #{excerpt(mine, at)}, global rank #{@ranks[other_rank]} " \
           "#{excerpt(other, at)}: all must make the same calls, in the same order"
@@ -135,6 +160,7 @@ module Torch
       def agree
         text = difference
         fail_with(MismatchError, text) if text
+        delete_texts([]) if @rank == @ranks.first
       end
 
       # @return [nil] if no rank has failed
@@ -186,7 +212,7 @@ module Torch
       # Where global rank 0 takes no part, nobody waits.
       def leave(fine)
         @store.timeout = LEAVE_TIMEOUT unless fine
-        return @calls.leave unless @ranks.include?(0)
+        return leave_without_host(fine) unless @ranks.include?(0)
 
         leaving = meet("leaving")
         leaving.give("")
@@ -198,9 +224,19 @@ module Torch
         [@calls, leaving].each { |meeting| meeting&.close }
       end
 
+      # The last one removes the keys, here and in the store.
+      def leave_without_host(fine)
+        @calls.read unless fine
+        records = @calls.records
+        @calls.leave
+        delete_texts(records) unless fine || @store.check(["calls/left"])
+      end
+
       def wait_until_all_left(leaving, fine)
         # Others may still fail in making their group at their timeout: waits a moment longer.
         leaving.await(fine ? [@started + @timeout + LEAVE_TIMEOUT - now, 0].max : LEAVE_TIMEOUT)
+        @calls.read unless fine
+        delete_texts(@calls.records) unless fine
         [@calls, leaving].each(&:remove)
       rescue TimeoutError
         raise TimeoutError, "global rank 0 waited #{@timeout.to_f.round(1)} s in vain for #{missing(leaving)} to finish #{@operation}", cause: nil

@@ -1,5 +1,5 @@
 /*
- * The failure detector's state, shared by detector.c and watcher.c.
+ * The failure detector's state, shared by detector.c, outbox.c and watcher.c.
  */
 #ifndef TDDP_GROUP_DETECTOR_STATE_H
 #define TDDP_GROUP_DETECTOR_STATE_H

@@ -17,6 +17,7 @@ void tddp_observed_init(tddp_observed *self, int count)
     pthread_mutex_init(&self->mutex, NULL);
     self->count = count;
     self->entries = NULL;
+    self->latest = NULL;
 }
 
 void tddp_observed_free(tddp_observed *self, bool forked)
@@ -26,6 +27,8 @@ void tddp_observed_free(tddp_observed *self, bool forked)
         free(self->entries);
         self->entries = next;
     }
+    free(self->latest);
+    self->latest = NULL;
     if (!forked) {
         pthread_mutex_destroy(&self->mutex);
     }
@@ -34,11 +37,22 @@ void tddp_observed_free(tddp_observed *self, bool forked)
 /* With the lock held. */
 static tddp_observation find(const tddp_observed *self, int rank)
 {
-    const tddp_observed_entry *each = self->entries;
-    while (each && each->seen.rank != rank) {
-        each = each->next;
+    const bool known = self->latest && rank >= 0 && rank < self->count && self->latest[rank];
+    return known ? self->latest[rank]->seen : (tddp_observation){.rank = rank};
+}
+
+/* With the lock held; NULL without memory. */
+static tddp_observed_entry *add_entry(tddp_observed *self, size_t text_bytes)
+{
+    if (!self->latest) {
+        self->latest = tddp_alloc_array((size_t)self->count, sizeof(tddp_observed_entry *));
     }
-    return each ? each->seen : (tddp_observation){.rank = rank};
+    tddp_observed_entry *added = self->latest ? tddp_alloc(sizeof *added + text_bytes) : NULL;
+    if (added) {
+        added->next = self->entries;
+        self->entries = added;
+    }
+    return added;
 }
 
 void tddp_observed_add(void *data, const tddp_observation *seen)
@@ -49,13 +63,12 @@ void tddp_observed_add(void *data, const tddp_observation *seen)
     const tddp_observation before = find(self, seen->rank);
     tddp_observed_entry *added = NULL;
     if (seen->rank >= 0 && seen->rank < self->count && tddp_observation_precedes(seen, &before)) {
-        added = tddp_alloc(sizeof *added + bytes);
+        added = add_entry(self, bytes);
     }
     if (added) {
         added->seen = *seen;
         added->seen.text = bytes > 0 ? memcpy(added->text, seen->text, bytes) : NULL;
-        added->next = self->entries;
-        self->entries = added;
+        self->latest[seen->rank] = added;
     }
     pthread_mutex_unlock(&self->mutex);
 }

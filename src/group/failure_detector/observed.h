@@ -20,7 +20,10 @@ typedef struct tddp_observed_entry {
 typedef struct tddp_observed {
     pthread_mutex_t mutex;
     int count;                    /* the group's ranks */
-    tddp_observed_entry *entries; /* of a rank each precedes the next one */
+    tddp_observed_entry *entries; /* all of them, for the end */
+    /* What says most, by rank; made with the first entry. All ranks are asked for, several times,
+     * for one description. */
+    tddp_observed_entry **latest;
 } tddp_observed;
 
 void tddp_observed_init(tddp_observed *self, int count);

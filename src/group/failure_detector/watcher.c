@@ -327,7 +327,7 @@ static bool process_all(tddp_detector *detector, int64_t *pause_ms)
 static void wait_for_notices(tddp_detector *detector, bool again, int64_t pause_ms)
 {
     tddp_wait wait = {again ? 0 : NOTICE_WAIT_MS, detector->wake};
-    if (detector->store_silent) {
+    if (detector->store_silent && !detector->store_lost) {
         ask_again(detector, again ? TDDP_DETECTOR_REPLY_MS : ASK_MS);
         return;
     }

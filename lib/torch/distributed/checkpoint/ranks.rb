@@ -121,8 +121,16 @@ module Torch
 
       # Steps of all ranks, which meet in the group's store: the group's operations are the program's.
       #
+      # All records of a meeting are one value in the store. What is too long for that, a rank puts there under keys of its
+      # own, of which its record is the number, until all have read it: in such a step the ranks meet a second time.
+      #
       # @api private
       class TogetherInStore < Together
+        # Bytes: of the records of all ranks of one meeting; of a value.
+        MOST_TOGETHER = 4 << 20
+        MOST_AT_ONCE = 4 << 20
+        private_constant :MOST_TOGETHER, :MOST_AT_ONCE
+
         def initialize(group, operation, label)
           super(group, operation)
           @timeout = group.timeout
@@ -140,15 +148,80 @@ module Torch
         private
 
         def exchange(value)
-          meeting = open_meeting
-          meeting.give(Codec.dump(value))
-          await(meeting)
-          said = meeting.records.map { |text| Codec.load(text) }
-          leave(meeting)
+          own = []
+          records = meet(@step.to_s) { record_of(Codec.dump(value), own) }
+          said = records unless records.any? { |record| stored?(record) }
+          unless said
+            meet("#{@step}/read") do
+              said = records.each_with_index.map { |record, rank| stored?(record) ? fetch(rank, Integer(record)) : record }
+              ""
+            end
+          end
           @step += 1
-          said
+          said.map { |text| Codec.load(text) }
         ensure
-          meeting&.close
+          delete(own)
+        end
+
+        # Meets the others, with the block's record. If this rank cannot, it reports why to those that wait.
+        #
+        # @return [Array<String>] the records by rank
+        def meet(name)
+          meeting = open_meeting(name)
+          meeting.give(yield)
+          await(meeting)
+          records = meeting.records
+        ensure
+          if meeting
+            report(meeting, TorchDDP::PassingError.current) unless records
+            leave(meeting)
+            meeting.close
+          end
+        end
+
+        # @param own [Array<String>] to which the keys are added under which it is stored
+        def record_of(text, own)
+          return text if text.bytesize <= MOST_TOGETHER / @size
+
+          parts = (text.bytesize + MOST_AT_ONCE - 1) / MOST_AT_ONCE
+          parts.times do |part|
+            own << part_key(@rank, part)
+            @store.set(own.last, text.byteslice(part * MOST_AT_ONCE, MOST_AT_ONCE))
+          end
+          parts.to_s
+        end
+
+        # Others' records are Arrays in JSON.
+        def stored?(record)
+          !record.start_with?("[")
+        end
+
+        def part_key(rank, part)
+          "#{@step}/record/#{rank}/#{part}"
+        end
+
+        # A rank that has failed meanwhile has deleted its own.
+        def fetch(rank, parts)
+          keys = Array.new(parts) { |part| part_key(rank, part) }
+          raise CheckpointError, "async_save: rank #{rank} has failed before all had read its record" unless @store.check(keys)
+
+          keys.map { |key| @store.get(key) }.join
+        end
+
+        # The others know of a rank that is lost.
+        def report(meeting, error)
+          return if error.is_a?(PeerLostError)
+
+          meeting.fail(TorchDDP.printable(error ? text_of(error) : "it was interrupted"))
+        rescue Error
+          nil
+        end
+
+        # The store may be lost, with which they end.
+        def delete(keys)
+          keys.each { |key| @store.delete_key(key) }
+        rescue Error
+          nil
         end
 
         def await(meeting)
@@ -159,11 +232,11 @@ module Torch
           raise PeerLostError, "async_save: #{e.message}", cause: nil
         end
 
-        def open_meeting
-          Meeting.new(@store, @step.to_s, @rank, @size, @group, Array.new(@size) { |rank| rank })
+        def open_meeting(name)
+          Meeting.new(@store, name, @rank, @size, @group, Array.new(@size) { |rank| rank })
         rescue GroupError
           # The group was destroyed: the store is what is left.
-          Meeting.new(@store, @step.to_s, @rank, @size)
+          Meeting.new(@store, name, @rank, @size)
         end
 
         # The rank that hosts the store may have ended after the last step.
