@@ -17,7 +17,7 @@ static tddp_status check_opts(const tddp_coll_opts *opts)
         !ops->test || !ops->release || !ops->events || !ops->check_peer) {
         return tddp_fail(TDDP_INVALID_ARGUMENT,
                          "transport: expected all functions of tddp_transport_ops but "
-                         "report_failure and progress");
+                         "report_failure, progress and arm");
     }
     if (opts->world_size < 1 || opts->rank < 0 || opts->rank >= opts->world_size) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "rank %d of %d: expected 0 to %d", opts->rank,
