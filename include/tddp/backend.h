@@ -204,8 +204,9 @@ typedef struct tddp_backend_v1 {
     tddp_status (*allocate)(void *context, size_t bytes, void **handle, void **data);
     void (*deallocate)(void *handle);
 
-    /** Tells the other ranks, once, why this rank takes no further part, if the failure was
-     * outside this backend; NULL: they notice when it is gone. Any thread. */
+    /** Of a backend that connects hosts: tells the other ranks of that communicator, once, why this
+     * rank takes no further part, if the failure was outside this backend; NULL: they notice when
+     * it is gone. Any thread. */
     void (*report_failure)(void *context, tddp_status status, const char *text);
 
     /**
@@ -218,7 +219,8 @@ typedef struct tddp_backend_v1 {
      * yet. launch() puts it on its queue, on the thread that calls the operation: one collective of
      * a context at a time, in the order of their numbers, and messages beside them; or several
      * messages as one. The order of launches on a device is thus that of the program's calls, in
-     * all groups. It may block while ranks connect, until the operation's deadline, its token
+     * all groups; but an interrupted launch, which another thread continues, holds up only those
+     * of its own group. It may block while ranks connect, until the operation's deadline, its token
      * (`cancel` of the first one) or abort(). order() makes later work on `stream` wait for the
      * operation; any thread, between launch() and finish(). test() tells at once whether the device
      * has completed a launched operation (`*complete`), or fails if it can't any more; one thread

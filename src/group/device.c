@@ -5,9 +5,10 @@
  *
  * Invariants: a work is in the group's list from before its launch to its end, and counts as in
  * flight. The thread that launches a work removes it if that fails, the thread that tests it once
- * it is launched. One collective at a time is between its number and its launch (`launching`). A
- * work's request lives from post to finish; a thread that has a stream wait for it holds the work's
- * lock, under which it is taken out before it is finished.
+ * it is launched. One collective at a time is between its post and its launch (`launching`); what
+ * is called after an interrupted launch follows it (`continued`). A work's request lives from post
+ * to finish; a thread that has a stream wait for it holds the work's lock, under which it is taken
+ * out before it is finished.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +27,7 @@ typedef struct launch {
     size_t count;
     tddp_work **works;
     void **requests; /* of the works */
+    bool continued;  /* after an interrupt, on a lent thread */
 } launch;
 
 bool tddp_group_reduces_on_device(const tddp_group *group, tddp_device_type type)
@@ -168,53 +170,52 @@ static void number(tddp_group *group, tddp_work *work, uint64_t sequence)
     tddp_group_span_started(work);
 }
 
-/* Until no other thread's collective is between its number and its launch. With the group's lock
- * held, which is released meanwhile. */
-static tddp_status await_launching(tddp_group *group, const tddp_work *work,
-                                   const tddp_cancel *cancel)
+/* With the group's lock held. */
+static bool must_wait(const launch *self)
 {
-    const char *name = tddp_op_name(work->op.kind);
-    const int64_t deadline = atomic_load(&work->expiry);
+    const tddp_group_device *device = &self->group->device;
+    return device->continued > 0 || (device->launching && is_collective(self));
+}
+
+/* Until all launches that precede this one have ended, each by its own deadline: the time of these
+ * works begins when they are posted, afterwards. */
+static tddp_status begin_launching(const launch *self, const tddp_cancel *cancel)
+{
+    tddp_group *group = self->group;
+    const char *name = tddp_op_name(self->works[0]->op.kind);
+    pthread_mutex_lock(&group->mutex);
     tddp_status status = tddp_group_check_open(group, name);
-    while (status == TDDP_OK && group->device.launching) {
+    while (status == TDDP_OK && must_wait(self)) {
         if (cancel && tddp_cancel_triggered(cancel)) {
-            return tddp_fail(TDDP_CANCELED, "%s: interrupted before it was launched", name);
+            status = tddp_fail(TDDP_CANCELED, "%s: interrupted before it was launched", name);
+            break;
         }
-        if (tddp_now_ns() >= deadline) {
-            return tddp_fail(TDDP_TIMEOUT, "%s: another thread's operation waits for other ranks",
-                             name);
-        }
-        const int64_t check = tddp_deadline_after_ms(TDDP_GROUP_TOKEN_CHECK_MS);
         (void)tddp_cond_wait_until(&group->idle, &group->mutex,
-                                   check < deadline ? check : deadline);
+                                   tddp_deadline_after_ms(TDDP_GROUP_TOKEN_CHECK_MS));
         status = tddp_group_check_open(group, name);
     }
+    group->device.launching = group->device.launching || (status == TDDP_OK && is_collective(self));
+    pthread_mutex_unlock(&group->mutex);
     return status;
 }
 
-static tddp_status number_all(const launch *self, const tddp_cancel *cancel)
+static void number_all(const launch *self)
 {
     tddp_group *group = self->group;
     tddp_group_p2p *p2p = &group->p2p;
-    tddp_status status = TDDP_OK;
     if (is_collective(self)) {
         tddp_work *work = self->works[0];
         pthread_mutex_lock(&group->mutex);
-        status = await_launching(group, work, cancel);
-        if (status == TDDP_OK) {
-            group->device.launching = true;
-            number(group, work, group->sequence + 1);
-            group->sequence += work->steps;
-        }
+        number(group, work, group->sequence + 1);
+        group->sequence += work->steps;
         pthread_mutex_unlock(&group->mutex);
-        return status;
+        return;
     }
     pthread_mutex_lock(&p2p->order);
     for (size_t i = 0; i < self->count; i++) {
         number(group, self->works[i], ++p2p->sequence);
     }
     pthread_mutex_unlock(&p2p->order);
-    return TDDP_OK;
 }
 
 static void add_to_list(const launch *self)
@@ -235,14 +236,16 @@ static void add_to_list(const launch *self)
     tddp_watchdog_wake(); /* the launch may block */
 }
 
-/* The next collective may be launched. */
+/* What waits for it may be launched. */
 static void end_launching(const launch *self)
 {
-    if (is_collective(self)) {
-        pthread_mutex_lock(&self->group->mutex);
-        self->group->device.launching = false;
-        pthread_cond_broadcast(&self->group->idle);
-        pthread_mutex_unlock(&self->group->mutex);
+    tddp_group *group = self->group;
+    if (is_collective(self) || self->continued) {
+        pthread_mutex_lock(&group->mutex);
+        group->device.launching = group->device.launching && !is_collective(self);
+        group->device.continued -= self->continued;
+        pthread_cond_broadcast(&group->idle);
+        pthread_mutex_unlock(&group->mutex);
     }
 }
 
@@ -340,12 +343,18 @@ tddp_status tddp_group_launch(tddp_group *group, tddp_work *const *works, size_t
     for (; begun < count && status == TDDP_OK; begun += status == TDDP_OK) {
         status = tddp_group_begin_in_flight(group, tddp_op_name(works[begun]->op.kind));
     }
-    status = status ? status : post(self);
-    status = status ? status : number_all(self, cancel);
+    status = status ? status : begin_launching(self, cancel);
+    if (status == TDDP_OK) {
+        status = post(self);
+        if (status) {
+            end_launching(self);
+        }
+    }
     if (status) {
         discard(self, group, works, count, begun);
         return status;
     }
+    number_all(self);
     add_to_list(self);
     if (!try_launch(self, cancel)) {
         /* An interrupt ends the wait, not the operation. */
@@ -353,6 +362,10 @@ tddp_status tddp_group_launch(tddp_group *group, tddp_work *const *works, size_t
         if (status) {
             end_launch(self, status);
         } else {
+            pthread_mutex_lock(&group->mutex);
+            self->continued = true;
+            group->device.continued++;
+            pthread_mutex_unlock(&group->mutex);
             self->call = (tddp_blocking_call){.run = continue_launch, .context = self};
             tddp_blocking_start(&self->call);
         }

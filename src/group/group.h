@@ -109,7 +109,8 @@ typedef struct tddp_group_device {
     pthread_mutex_t mutex; /* guards the list, in the order of their numbers */
     tddp_work *head;
     tddp_work *tail;
-    bool launching;           /* a thread numbers and launches a collective; the group's lock */
+    bool launching;           /* a thread posts and launches a collective; the group's lock */
+    size_t continued;         /* launches that lent threads continue; the group's lock */
     atomic_bool overdue;      /* a launch is, and the backend was aborted for that */
     tddp_blocking_call abort; /* of the thread that does so */
     bool watched;             /* by the watchdog, whose lock guards these */
@@ -271,8 +272,7 @@ bool tddp_group_p2p_polls(const tddp_group *group, const tddp_op *op);
 /* Finishes a posted work here, within the time that `args` allow, or leaves it to the engine. */
 void tddp_group_p2p_poll(tddp_group *group, tddp_work *work, const tddp_op_args *args);
 
-/* Between looks at a cancel token by a thread that sleeps on a condition, which tokens do not
- * signal. */
+/* Between looks at a cancel token, which signals no condition. */
 enum { TDDP_GROUP_TOKEN_CHECK_MS = 20 };
 
 /* What the engine found to do, in bits. */

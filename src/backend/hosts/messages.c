@@ -42,7 +42,7 @@ typedef struct tddp_hosts_message {
     const tddp_op *op;
     int64_t deadline;
     void *request;    /* of shared memory or, once it is posted there, of the communicator */
-    tddp_op local;    /* as shared memory sees it */
+    tddp_op local;    /* as shared memory sees it, or the communicator */
     any_tag *any;     /* it may come from this host or another; NULL: where it goes is known */
     bool matched;     /* with `any`: it has arrived */
     arrival *arrival; /* from another host; NULL: from this one */
@@ -70,7 +70,10 @@ static tddp_status fail_with(tddp_status status, const char *text)
 static void post_now(tddp_hosts *self, message *it)
 {
     const tddp_inner *all = &self->comms[TDDP_HOSTS_GLOBAL].inner;
-    it->status = all->backend->post(all->context, it->op, &it->request);
+    const int left = tddp_deadline_poll_ms(it->deadline);
+    it->local.timeout_ms = left > 0 ? left : 1;
+    it->local.part_of = it->op; /* texts have its timeout */
+    it->status = all->backend->post(all->context, &it->local, &it->request);
     it->text = it->status ? tddp_copy_string(tddp_error_message()) : NULL;
     it->posted = true;
 }
@@ -235,6 +238,7 @@ static void take(tddp_hosts *self, message *it, arrival *taken)
     pthread_mutex_unlock(&self->lock);
     taken->op.output = it->op->output;
     taken->op.timeout_ms = left > 0 ? left : 1;
+    taken->op.part_of = it->op; /* texts have its timeout */
     it->arrival = taken;
 }
 
@@ -363,6 +367,8 @@ static tddp_status finish_in_all(tddp_hosts *self, message *it, int *source)
     if (status && (status == TDDP_CANCELED || withdraw(self, it))) {
         return status;
     }
+    it->local.cancel = it->op->cancel;
+    it->local.awaited = it->op->awaited;
     return it->status ? fail_with(it->status, it->text)
                       : all->backend->finish(all->context, it->request, source);
 }

@@ -12,7 +12,12 @@
 #include <tddp/log.h>
 #include <tddp/meeting.h>
 
-enum { PROBE_MS = 300 };
+#include "backend/nccl/failures.h"
+
+enum {
+    PROBE_MS = 300,
+    ABORT_CHECK_MS = 100, /* between looks for an abort while other ranks' calls are awaited */
+};
 
 static bool is_debug_detail(void)
 {
@@ -94,10 +99,16 @@ static void remove_previous(tddp_nccl_call_checker *self, const tddp_meeting_opt
     tddp_meeting_opts previous = *opts;
     previous.name = name;
     (void)snprintf(name, sizeof name, "calls/%" PRIu64, self->last);
-    if (self->last != 0 && tddp_meeting_remove(&previous, &left)) {
+    if (self->rank == 0 && self->last != 0 && tddp_meeting_remove(&previous, &left)) {
         tddp_log(TDDP_LOG_DEBUG, "nccl", "calls stay in the store: %s", tddp_error_message());
     }
     self->last = sequence;
+}
+
+static tddp_status check_aborted(void *aborted)
+{
+    return atomic_load((const atomic_bool *)aborted) ? tddp_nccl_fail_aborted("comparing calls")
+                                                     : TDDP_OK;
 }
 
 static tddp_meeting_opts opts_of(const tddp_nccl_call_checker *self)
@@ -106,7 +117,10 @@ static tddp_meeting_opts opts_of(const tddp_nccl_call_checker *self)
                                .name = self->name,
                                .rank = self->rank,
                                .world_size = self->size,
-                               .sender = TDDP_MEETING_ALL};
+                               .sender = TDDP_MEETING_ALL,
+                               .check = check_aborted,
+                               .data = (void *)(uintptr_t)self->aborted,
+                               .check_ms = ABORT_CHECK_MS};
 }
 
 /* Gives this rank's calls, and opens the meeting in which it gets the others'. */
@@ -148,7 +162,7 @@ static tddp_status check(tddp_nccl_call_checker *self, const tddp_op *op, tddp_n
     }
     tddp_meeting_close(self->meeting);
     self->meeting = NULL;
-    if (status == TDDP_OK && self->rank == 0) {
+    if (status == TDDP_OK) {
         const tddp_meeting_opts opts = opts_of(self);
         remove_previous(self, &opts, op->sequence, limits);
     }
@@ -170,7 +184,8 @@ static bool server_has_ended(tddp_store *store)
 tddp_status tddp_nccl_check_calls(tddp_nccl_call_checker *self, const tddp_op *op,
                                   tddp_nccl_limits limits)
 {
-    if (self->store_ended) {
+    /* It is called again if the launch is interrupted later, while ranks connect. */
+    if (self->store_ended || self->last == op->sequence) {
         return TDDP_OK;
     }
     tddp_status status = check(self, op, limits);

@@ -23,7 +23,8 @@ typedef struct tddp_nccl_call_checker {
     tddp_calls *calls; /* with each rank, of the last operation compared */
     char name[TDDP_NCCL_CALL_NAME_BYTES];
     struct tddp_meeting *meeting; /* of that name; NULL: no comparison was interrupted */
-    uint64_t last;                /* that one's number; 0: none */
+    uint64_t last;                /* the number of the last operation compared; 0: none */
+    const atomic_bool *aborted;   /* the context's */
     bool store_ended;             /* nothing is compared any more */
 } tddp_nccl_call_checker;
 

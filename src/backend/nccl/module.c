@@ -126,8 +126,8 @@ static tddp_status create_context(const tddp_backend_opts *opts,
     self->bound = opts->device_bound;
     self->timeout_ms = opts->timeout_ms;
     self->store = tddp_store_retain(opts->store);
-    self->call_checker =
-        (tddp_nccl_call_checker){.rank = self->rank, .size = self->size, .store = self->store};
+    self->call_checker = (tddp_nccl_call_checker){
+        .rank = self->rank, .size = self->size, .store = self->store, .aborted = &self->aborted};
     pthread_mutex_init(&self->mutex, NULL);
     self->of_two = calloc((size_t)self->size, sizeof *self->of_two);
     if (!self->of_two) {

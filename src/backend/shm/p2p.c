@@ -41,7 +41,8 @@ static int peer_of(tddp_shm *shm, tddp_shm_request *self)
 static tddp_status fail_timeout(tddp_shm *shm, tddp_shm_request *self)
 {
     const tddp_op *op = self->op;
-    const int peer = peer_of(shm, self);
+    /* Not the source that another thread may just have found: it may be of another host. */
+    const int peer = self->started ? self->peer : op->peer;
     bool sends = op->kind == TDDP_OP_SEND;
     char who[32] = "no rank has";
     if (peer != TDDP_ANY_SOURCE) {

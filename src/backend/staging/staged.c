@@ -147,7 +147,6 @@ tddp_status tddp_staged_create(tddp_staging *owner, const tddp_op *op, tddp_stag
     self->owner = owner;
     self->cuda = cuda;
     self->requested = op;
-    self->outcome = TDDP_GROUP_FAILED;
     self->type = op->input.device_type == TDDP_CPU ? TDDP_CUDA : TDDP_CPU;
     self->device = self->type == TDDP_CPU ? op->input.device_index : device >= 0 ? device : 0;
     self->deadline = tddp_deadline_after_ms(op->timeout_ms);

@@ -159,11 +159,12 @@ typedef struct tddp_staged {
     int device;
     int64_t deadline;
     tddp_staging_stage stage;
-    tddp_status outcome;   /* so far, of an operation that is launched */
+    tddp_status outcome;   /* so far, of an operation that was given to launch() */
     tddp_cuda_stream last; /* on which all copies of this direction have ended in the end */
     bool alarmed;          /* and it tells of that */
     tddp_op op;            /* the inner backend's */
     void *request;         /* likewise, of what was posted */
+    int source;            /* of a message whose copy out may be interrupted */
     tddp_buffer *parts;    /* of `op` */
 } tddp_staged;
 

@@ -139,24 +139,41 @@ static tddp_status post(void *context, const tddp_op *op, void **request)
     return TDDP_OK;
 }
 
-static tddp_status finish(void *context, void *request, int *source)
+static tddp_status finish_launched(tddp_staged *staged, int *source)
 {
-    const tddp_inner *inner = inner_of(context);
-    tddp_staged *staged = request;
-    (void)tddp_staged_inner_op(staged); /* with the token of this call */
+    const tddp_inner *inner = &staged->owner->inner;
     tddp_status status = inner->backend->finish(inner->context, staged->request, source);
-    if (status == TDDP_CANCELED && inner->backend->events) {
-        return status; /* it will be called again */
-    }
-    if (launches(context)) {
-        tddp_staged_end(staged, staged->outcome);
-        return status;
+    tddp_staged_end(staged, staged->outcome);
+    return status;
+}
+
+/* With events the thread that calls it serves other operations too: the copy out, which follows
+ * all that the caller's stream was given before, is interrupted and resumed like the message. */
+static tddp_status finish_message(tddp_staged *staged, int *source)
+{
+    const tddp_inner *inner = &staged->owner->inner;
+    const bool resumes = inner->backend->events != NULL;
+    tddp_status status = TDDP_OK;
+    if (staged->stage < TDDP_STAGING_COPYING_OUT) {
+        status = inner->backend->finish(inner->context, staged->request, &staged->source);
     }
     if (status == TDDP_OK) {
+        staged->cancel = resumes ? staged->requested->cancel : NULL;
         status = tddp_staged_copy_out(staged);
     }
+    if (status == TDDP_CANCELED && resumes) {
+        return status; /* it will be called again */
+    }
+    *source = staged->source;
     tddp_staged_end(staged, status);
     return status;
+}
+
+static tddp_status finish(void *context, void *request, int *source)
+{
+    tddp_staged *staged = request;
+    (void)tddp_staged_inner_op(staged); /* with the token of this call */
+    return launches(context) ? finish_launched(staged, source) : finish_message(staged, source);
 }
 
 static tddp_status launch(void *context, void *const *requests, size_t count)
@@ -168,7 +185,8 @@ static tddp_status launch(void *context, void *const *requests, size_t count)
     }
     for (size_t i = 0; i < count; i++) {
         tddp_staged *staged = requests[i];
-        (void)tddp_staged_inner_op(staged); /* with its number, and the token of this call */
+        (void)tddp_staged_inner_op(staged);  /* with its number, and the token of this call */
+        staged->outcome = TDDP_GROUP_FAILED; /* until test() finds it complete */
         theirs[i] = staged->request;
     }
     tddp_status status = inner->backend->launch(inner->context, theirs, count);

@@ -107,17 +107,18 @@ static void *shut_down(void *group)
 }
 
 /* The caller is within the launch, which waits for the other rank. */
-static void check_end_in_launch(int rank, int world_size, int port, int device)
+static void check_end_in_launch(int rank, int world_size, int port, int device, const char *text)
 {
     static float data[100];
     tddp_work *work;
+    tddp_op_args args = sum_args(on_device(data, 100, TDDP_FLOAT32));
+    args.description = text;
     pthread_t thread;
     tddp_store *store = open_store(rank, world_size, port);
     tddp_group *group = open_group(store, rank, world_size, device, 20 * TIMEOUT_MS);
     if (rank == 0) {
         CHECK_INT(pthread_create(&thread, NULL, shut_down, group), 0);
-        CHECK_OK(
-            tddp_all_reduce(group, on_device(data, 100, TDDP_FLOAT32), TDDP_REDUCE_SUM, 0, &work));
+        CHECK_OK(tddp_submit(group, &args, &work));
         CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_GROUP_CLOSED);
         tddp_work_release(work);
         CHECK_INT(pthread_join(thread, NULL), 0);
@@ -128,12 +129,17 @@ static void check_end_in_launch(int rank, int world_size, int port, int device)
 
 MULTI_TEST(a_group_that_ends_during_a_launch, 2, 30)
 {
-    check_end_in_launch(rank, world_size, port, 0);
+    check_end_in_launch(rank, world_size, port, 0, NULL);
 }
 
 MULTI_TEST(a_group_that_ends_while_ranks_connect, 2, 30)
 {
-    check_end_in_launch(rank, world_size, port, -1);
+    check_end_in_launch(rank, world_size, port, -1, NULL);
+}
+
+MULTI_TEST(a_group_that_ends_while_calls_are_compared, 2, 30)
+{
+    check_end_in_launch(rank, world_size, port, 0, "float32 [100]");
 }
 
 /* The launch is ended by the watchdog: within NCCL nothing looks at a deadline. */
@@ -184,6 +190,45 @@ MULTI_TEST(a_launch_that_is_interrupted, 2, 30)
         CHECK_OK(tddp_work_wait(works[i], NULL));
         CHECK_INT((int)tddp_work_sequence(works[i]), i + 1);
         CHECK_DOUBLE((double)data[i][99], 3, 0);
+        tddp_work_release(works[i]);
+    }
+    tddp_cancel_free(token);
+    part(group, store);
+}
+
+/* The first message's launch goes on elsewhere: nothing overtakes it. */
+MULTI_TEST(a_message_whose_launch_is_interrupted, 2, 30)
+{
+    static float data[2][100];
+    tddp_work *works[2];
+    tddp_cancel *token;
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_group(store, rank, world_size, -1, TIMEOUT_MS);
+    CHECK_OK(tddp_cancel_create(&token));
+    tddp_cancel_trigger(token);
+    if (rank == 0) {
+        data[0][99] = 1;
+        data[1][99] = 2;
+        for (int i = 0; i < 2; i++) {
+            tddp_op_args args = message_to(on_device(data[i], 100, TDDP_FLOAT32), 1, 0);
+            args.cancel = token;
+            CHECK_STATUS(tddp_submit(group, &args, &works[i]), i == 0 ? TDDP_OK : TDDP_CANCELED);
+        }
+        CHECK_CONTAINS(tddp_error_message(), "send: interrupted before it was launched");
+        tddp_op_args args = sum_args(on_device(data[1], 100, TDDP_FLOAT32));
+        args.cancel = token;
+        CHECK_STATUS(tddp_submit(group, &args, &works[1]), TDDP_CANCELED);
+        check_signal(DONE);
+        CHECK_OK(tddp_send(group, on_device(data[1], 100, TDDP_FLOAT32), 1, 0, &works[1]));
+    } else {
+        CHECK_AWAIT(DONE, 1);
+        for (int i = 0; i < 2; i++) {
+            CHECK_OK(tddp_recv(group, on_device(data[i], 100, TDDP_FLOAT32), 0, 0, &works[i]));
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(tddp_work_wait(works[i], NULL));
+        CHECK_DOUBLE((double)data[i][99], i + 1, 0);
         tddp_work_release(works[i]);
     }
     tddp_cancel_free(token);

@@ -4,7 +4,7 @@
 
 #include "nccl/staged_operations.h"
 
-enum { GO, WAITER = 2 }; /* events; one for each of two ranks */
+enum { GO, WAITER = 2, SENT = 4, RECEIVING }; /* events; the first two for each of two ranks */
 
 /* A delayed stream continues when it is released: no other thread may wait for that. */
 static void await_go(void *rank)
@@ -232,6 +232,46 @@ MULTI_TEST(messages_do_not_wait_for_copies_of_others, 2, 30)
         check_values(output_memory, 100, 0, 2);
         CHECK_OK(tddp_recv(self.group, poisoned(&self, input_memory, 1000), 0, 1, NULL));
         check_values(input_memory, 1000, 0, 1);
+    }
+    close_bench(&self);
+    tddp_store_release(store);
+}
+
+/* A receive whose memory's stream is busy holds up neither its caller nor the engine. */
+MULTI_TEST(receives_do_not_wait_for_streams_of_others, 2, 30)
+{
+    tddp_work *works[2];
+    tddp_store *store = open_store(rank, world_size, port);
+    bench self = open_bench("shm", store, rank, world_size, TDDP_CUDA);
+    bench host = self;
+    host.type = TDDP_CPU;
+    host.stream = NULL;
+    CHECK_OK(tddp_barrier(self.group, NULL));
+    if (rank == 0) {
+        CHECK_OK(tddp_send(self.group, filled(&self, input_memory, 100, 1), 1, 1, NULL));
+        check_signal(SENT);
+        CHECK_AWAIT(RECEIVING, 1);
+        for (int i = 0; i < 100; i++) {
+            output_memory[i] = value_of(rank, 2, (size_t)i);
+        }
+        CHECK_OK(tddp_send(self.group, buffer_on(&host, output_memory, 100), 1, 2, NULL));
+    } else {
+        CHECK_AWAIT(SENT, 1);
+        standin_put(self.stream, await_go, &self.rank);
+        CHECK_OK(tddp_recv(self.group, buffer_on(&self, input_memory, 100), 0, 1, &works[0]));
+        CHECK_OK(tddp_recv(self.group, buffer_on(&host, output_memory, 100), 0, 2, &works[1]));
+        check_signal(RECEIVING);
+        CHECK_UNTIL(tddp_work_completed(works[1]));
+        CHECK_INT(tddp_work_completed(works[0]), 0);
+        check_signal(GO + rank);
+        CHECK_UNTIL(tddp_work_completed(works[0]));
+        for (int i = 0; i < 2; i++) {
+            CHECK_OK(tddp_work_wait(works[i], NULL));
+            CHECK_INT(tddp_work_source(works[i]), 0);
+            tddp_work_release(works[i]);
+        }
+        check_values(input_memory, 100, 0, 1);
+        check_values(output_memory, 100, 0, 2);
     }
     close_bench(&self);
     tddp_store_release(store);

@@ -173,6 +173,26 @@ MULTI_TEST(memory_for_copies_is_reused, 1, 30)
     tddp_store_release(store);
 }
 
+/* The second message of each batch is refused, after the first one was copied. */
+MULTI_TEST(memory_of_messages_that_were_not_launched_is_reused, 2, 30)
+{
+    enum { ROUNDS = 4, EACH = 1000 };
+    tddp_work *works[2];
+    int after[ROUNDS];
+    tddp_store *store = open_store(rank, world_size, port);
+    bench self = open_bench("nccl", store, rank, world_size, TDDP_CPU);
+    const tddp_op_args messages[] = {
+        message_to(buffer_on(&self, input_memory, EACH), 1 - rank, 0),
+        message_from(buffer_on(&self, output_memory, EACH), TDDP_ANY_SOURCE, 0)};
+    for (int round = 0; round < ROUNDS; round++) {
+        CHECK_STATUS(tddp_batch_send_recv(self.group, messages, 2, works), TDDP_UNSUPPORTED);
+        after[round] = standin_alive();
+        CHECK_INT(after[round], after[0]);
+    }
+    close_bench(&self);
+    tddp_store_release(store);
+}
+
 TEST(buffers_on_different_devices_are_refused)
 {
     tddp_store *store;

@@ -2,7 +2,7 @@
  * Failed messages over shared memory: mismatched, not sent, or with a peer that dies or leaves. The
  * error names the peer, before any timeout. And more of them than there is room for.
  */
-#include "backend/shm/p2p_region.h"
+#include "backend/shm/p2p_request.h"
 #include "messages.h"
 
 enum { DONE, RANK_0 }; /* events */
@@ -298,4 +298,41 @@ static void too_many(shm_rank *it)
 TEST(more_messages_than_there_is_room_for)
 {
     run_shm(SHM_THREADS, 2, too_many, NULL);
+}
+
+/* --- messages from elsewhere ----------------------------------------------------------------- */
+
+/* As if another thread had it arrive after this one has looked for the last time. */
+static bool arrives_too_late(tddp_shm *shm, tddp_shm_request *self)
+{
+    static int looks;
+    if (++looks == 2) {
+        CHECK_OK(tddp_shm_p2p_deliver(shm, tddp_shm_size(shm) + 3, self->op->tag, &looks));
+    }
+    return false;
+}
+
+static void time_out_as_it_arrives(shm_rank *it)
+{
+    char memory[4];
+    void *posted;
+    void *message;
+    int from;
+    const tddp_op op = {.kind = TDDP_OP_RECV,
+                        .peer = TDDP_ANY_SOURCE,
+                        .tag = 7,
+                        .timeout_ms = 5,
+                        .output = bytes_of(memory, sizeof memory)};
+    tddp_shm_p2p_add_foreign(it->shm);
+    CHECK_OK(tddp_shm_p2p_post(it->shm, &op, &posted));
+    ((tddp_shm_request *)posted)->deadline = tddp_now_ns();
+    CHECK_STATUS(tddp_shm_request_wait(it->shm, posted, arrives_too_late), TDDP_TIMEOUT);
+    CHECK_TEXT(tddp_error_message(), "not done after 5 ms; no rank has sent one with tag 7");
+    CHECK_OK(tddp_shm_p2p_await_message(it->shm, posted, &message, &from));
+    CHECK_INT(from, tddp_shm_size(it->shm) + 3);
+}
+
+TEST(a_message_of_another_host_arrives_too_late)
+{
+    run_shm(SHM_THREADS, 1, time_out_as_it_arrives, NULL);
 }
