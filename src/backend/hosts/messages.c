@@ -7,8 +7,8 @@
  * cannot be withdrawn when a message of this host has come first. So for each tag with which this
  * rank ever receives from any source, a receive of this file is posted there, one at a time, so
  * that messages of a rank stay in their order. Receives with that tag are posted to shared memory
- * from then on; the thread that waits for one polls the receive of this file, and delivers there what
- * has arrived from other hosts.
+ * from then on; the thread that waits for one polls the receive of this file, and delivers there
+ * what has arrived from other hosts.
  *
  * Invariants: messages are posted to the communicator in the order in which they came, with the
  * lock held; those that were queued by the thread that connects, before any operation finds it
