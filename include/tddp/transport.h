@@ -130,13 +130,19 @@ TDDP_API void tddp_coll_destroy(tddp_coll *coll);
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_coll_run(tddp_coll *coll, const tddp_op *op);
 
-/** Sends and receives, as tddp_backend_v1 describes them in the slots of these names, all with
- * events(); finish() and probe() return TDDP_CANCELED once the operation's token is triggered, and
- * are then called again. After tddp_coll_destroy() a request may only be dropped. */
+/** Starts a send or a receive, as tddp_backend_v1.post, for all of which there are events. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_coll_post(tddp_coll *coll, const tddp_op *op,
                                                    void **request);
+
+/** Ends one, as tddp_backend_v1.finish. Once the operation's token is triggered it returns
+ * TDDP_CANCELED, and is then called again. */
 TDDP_API TDDP_NODISCARD tddp_status tddp_coll_finish(tddp_coll *coll, void *request, int *source);
+
+/** Waits for a receive's message, as tddp_backend_v1.probe; interrupted like finish(). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_coll_probe(tddp_coll *coll, void *request, int *source);
+
+/** Frees a request that is not finished, as tddp_backend_v1.drop, also after tddp_coll_destroy().
+ */
 TDDP_API void tddp_coll_drop(void *request);
 
 #ifdef __cplusplus
