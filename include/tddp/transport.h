@@ -75,6 +75,11 @@ typedef struct tddp_transport_ops {
     /** Moves messages, for libraries that do so only on their caller's thread; called before
      * transfers are tested. NULL: the transport has a thread. */
     void (*progress)(void *context);
+
+    /** With progress(): called before a thread sleeps on events(), or returns TDDP_CANCELED to a
+     * caller that may. From then on the transport's own thread moves messages and counts events.
+     * NULL: events() needs no call. */
+    void (*arm)(void *context);
 } tddp_transport_ops;
 
 /* --- events, for transports in modules ------------------------------------------------------- */

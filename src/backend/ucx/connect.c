@@ -1,0 +1,270 @@
+/*
+ * A rank's worker, the addresses of its peers, and its connections to them. Runs on the thread that
+ * creates the group; connections are made later, when there is a first message, by any thread.
+ *
+ * Ranks exchange addresses only: a peer that can't be reached is found when it is needed.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backend/ucx/ucx.h"
+#include "base/base.h"
+
+/* While this rank waits for others' records: between two checks whether those live. */
+enum { CHECK_MS = 300, MAX_LISTENERS = 256 };
+
+/* --- the worker ------------------------------------------------------------------------------ */
+
+static tddp_status set_handler(tddp_ucx *self, unsigned id, ucp_am_recv_callback_t callback)
+{
+    const ucp_am_handler_param_t param = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = id,
+        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .cb = callback,
+        .arg = self};
+    const ucs_status_t status = ucp_worker_set_am_recv_handler(self->worker, &param);
+    return status == UCS_OK ? TDDP_OK : tddp_ucx_fail(status, "UCX's active messages");
+}
+
+static tddp_status make_worker(tddp_ucx *self, ucp_context_h context)
+{
+    const ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                        .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    ucs_status_t made = ucp_worker_create(context, &params, &self->worker);
+    if (made != UCS_OK) {
+        self->worker = NULL;
+        return tddp_ucx_fail(made, "a worker of UCX");
+    }
+    made = ucp_worker_get_efd(self->worker, &self->descriptor);
+    tddp_status status = made == UCS_OK ? TDDP_OK : tddp_ucx_fail(made, "a worker's descriptor");
+    status = status ? status : set_handler(self, TDDP_UCX_DATA, tddp_ucx_on_data);
+    status = status ? status : set_handler(self, TDDP_UCX_NOTICE, tddp_ucx_on_notice);
+    return status ? status : set_handler(self, TDDP_UCX_NOTED, tddp_ucx_on_noted);
+}
+
+/* Notes which listening sockets the worker has made. UCX's own thread, which the first worker
+ * starts, inherits this one's signals. */
+static tddp_status open_worker(tddp_ucx *self)
+{
+    ucp_context_h context;
+    int before[MAX_LISTENERS];
+    int after[MAX_LISTENERS];
+    uint16_t ports[MAX_LISTENERS];
+    sigset_t all;
+    sigset_t mask;
+    sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &mask);
+    tddp_status status = tddp_ucx_context(&context);
+    const size_t known = tddp_ucx_listeners(before, ports, MAX_LISTENERS);
+    status = status ? status : make_worker(self, context);
+    (void)pthread_sigmask(SIG_SETMASK, &mask, NULL);
+    const size_t count = tddp_ucx_listeners(after, ports, MAX_LISTENERS);
+    for (size_t i = 0; i < count; i++) {
+        bool is_new = true;
+        for (size_t j = 0; j < known; j++) {
+            is_new = is_new && after[i] != before[j];
+        }
+        if (is_new && self->port_count < TDDP_UCX_MAX_PORTS) {
+            self->ports[self->port_count++] = ports[i];
+        }
+    }
+    return status;
+}
+
+/* --- addresses ------------------------------------------------------------------------------- */
+
+/* A rank's record: its ports, then the worker's address. */
+typedef struct record {
+    uint16_t ports[TDDP_UCX_MAX_PORTS];
+    char address[];
+} record;
+
+static tddp_status give(tddp_ucx *self, tddp_meeting *meeting, const tddp_wait *wait)
+{
+    ucp_address_t *address;
+    size_t bytes;
+    const ucs_status_t got = ucp_worker_get_address(self->worker, &address, &bytes);
+    if (got != UCS_OK) {
+        return tddp_ucx_fail(got, "a worker's address");
+    }
+    tddp_status status = TDDP_OK;
+    record *mine = calloc(1, sizeof *mine + bytes);
+    if (mine) {
+        memcpy(mine->ports, self->ports, sizeof mine->ports);
+        memcpy(mine->address, address, bytes);
+        status = tddp_meeting_give(meeting, (tddp_slice){(const char *)mine, sizeof *mine + bytes},
+                                   wait);
+        free(mine);
+    } else {
+        status = tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+    }
+    ucp_worker_release_address(self->worker, address);
+    return status;
+}
+
+/* Copies the peers' records, each aligned. */
+static tddp_status take(tddp_ucx *self, tddp_meeting *meeting)
+{
+    const tddp_slice *records = tddp_meeting_records(meeting);
+    size_t total = 0;
+    for (int rank = 0; rank < self->size; rank++) {
+        if (records[rank].size <= sizeof(record)) {
+            return tddp_fail(TDDP_PROTOCOL,
+                             "the record of rank %d has %zu bytes: expected an address of UCX",
+                             rank, records[rank].size);
+        }
+        total += (records[rank].size + 7) & ~(size_t)7;
+    }
+    self->records = calloc(1, total);
+    if (!self->records) {
+        return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+    }
+    char *next = self->records;
+    for (int rank = 0; rank < self->size; rank++) {
+        tddp_ucx_peer *peer = &self->peers[rank];
+        memcpy(next, records[rank].data, records[rank].size);
+        record *theirs = (record *)(void *)next;
+        peer->ports = theirs->ports;
+        peer->address = (const ucp_address_t *)(const void *)theirs->address;
+        next += (records[rank].size + 7) & ~(size_t)7;
+    }
+    return TDDP_OK;
+}
+
+static tddp_status meet(tddp_ucx *self, const tddp_backend_opts *opts, const tddp_wait *wait)
+{
+    tddp_meeting *meeting;
+    const tddp_meeting_opts meeting_opts = {.store = opts->store,
+                                            .name = "ucx",
+                                            .rank = opts->rank,
+                                            .world_size = opts->world_size,
+                                            .sender = TDDP_MEETING_ALL,
+                                            .names = opts->names,
+                                            .check = opts->check,
+                                            .data = opts->check_data,
+                                            .check_ms = CHECK_MS};
+    const int64_t deadline = tddp_wait_deadline(wait, opts->timeout_ms);
+    tddp_status status = tddp_meeting_open(&meeting_opts, &meeting);
+    if (status) {
+        return status;
+    }
+    const tddp_wait first = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
+    status = open_worker(self);
+    status = status ? status : give(self, meeting, &first);
+    const tddp_wait rest = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
+    status = status ? status : tddp_meeting_await(meeting, &rest);
+    status = status ? status : take(self, meeting);
+    tddp_meeting_close(meeting);
+    if (status) { /* the others wait for this rank */
+        char text[TDDP_UCX_REASON_BYTES];
+        (void)snprintf(text, sizeof text, "%s", tddp_error_message());
+        tddp_meeting_fail(&meeting_opts, text);
+        return tddp_fail(status, "%s", text);
+    }
+    return TDDP_OK;
+}
+
+/* --- connections ----------------------------------------------------------------------------- */
+
+void tddp_ucx_connect(tddp_ucx_peer *peer)
+{
+    tddp_ucx *self = peer->self;
+    if (peer->endpoint || peer->must_disconnect || peer->rank == self->rank || !self->worker ||
+        peer->state == TDDP_UCX_LOST) {
+        return;
+    }
+    const ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                                  UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                                                  UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                                    .address = peer->address,
+                                    .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                                    .err_handler = {.cb = tddp_ucx_on_error, .arg = peer}};
+    const ucs_status_t status = ucp_ep_create(self->worker, &params, &peer->endpoint);
+    if (status != UCS_OK) {
+        peer->endpoint = NULL;
+        tddp_ucx_lose(peer, ucs_status_string(status));
+    }
+    self->must_settle = true;
+    self->must_set_up = true;
+}
+
+void tddp_ucx_disconnect(tddp_ucx_peer *peer)
+{
+    const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                       .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    ucs_status_ptr_t request = ucp_ep_close_nbx(peer->endpoint, &param);
+    peer->endpoint = NULL;
+    if (UCS_PTR_IS_PTR(request)) {
+        ucp_request_free(request); /* once it is complete */
+    }
+}
+
+/* --- the rank -------------------------------------------------------------------------------- */
+
+static tddp_status make(const tddp_backend_opts *opts, tddp_ucx **out)
+{
+    const size_t size = (size_t)opts->world_size;
+    tddp_ucx *self = calloc(1, sizeof *self);
+    if (!self) {
+        return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+    }
+    *out = self;
+    self->rank = opts->rank;
+    self->size = opts->world_size;
+    self->owner = getpid();
+    self->epoll = -1;
+    self->header.rank = (uint32_t)opts->rank;
+    (void)pthread_mutex_init(&self->closing, NULL);
+    (void)pthread_mutex_init(&self->mutex, NULL);
+    self->peers = calloc(size, sizeof *self->peers);
+    self->names = opts->names ? calloc(size, sizeof *self->names) : NULL;
+    if (!self->peers || (opts->names && !self->names)) {
+        return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+    }
+    if (opts->names) {
+        memcpy(self->names, opts->names, size * sizeof *self->names);
+    }
+    for (int rank = 0; rank < self->size; rank++) {
+        self->peers[rank].self = self;
+        self->peers[rank].rank = rank;
+    }
+    tddp_status status = tddp_ucx_peer_timeout(&self->peer_timeout);
+    return status ? status : tddp_eventcount_create(&self->events);
+}
+
+tddp_status tddp_ucx_open(const tddp_backend_opts *opts, const tddp_wait *wait, tddp_ucx **out)
+{
+    tddp_ucx *self = NULL;
+    tddp_status status = make(opts, &self);
+    if (opts->world_size > 1) {
+        status = status ? status : meet(self, opts, wait);
+        status = status ? status : tddp_ucx_engine_add(self);
+    }
+    if (status) {
+        tddp_ucx_free(self);
+        return status;
+    }
+    *out = self;
+    return TDDP_OK;
+}
+
+/* In a child of the process that made it, what UCX has is left alone. */
+void tddp_ucx_free(tddp_ucx *self)
+{
+    if (!self || self->owner != getpid()) {
+        return;
+    }
+    tddp_ucx_close(self, "this rank has left the group");
+    tddp_eventcount_free(self->events);
+    (void)pthread_mutex_destroy(&self->closing);
+    (void)pthread_mutex_destroy(&self->mutex);
+    free(self->records);
+    free(self->names);
+    free(self->peers);
+    free(self);
+}

@@ -1,0 +1,133 @@
+/*
+ * UCX in this process: its configuration, and the context of which all workers are. Made by the
+ * first thread that opens a group, for the life of the process.
+ *
+ * The process is the host language's: UCX has no handler of signals and errors, prints nothing, and
+ * does not patch functions that allocate memory, unless the environment says otherwise. Invariant:
+ * a child of this process never calls UCX, whose thread and connections it does not have.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <ucs/config/global_opts.h>
+#include <ucs/debug/debug.h>
+
+#include "backend/ucx/ucx.h"
+
+enum { DEFAULT_SECONDS = 15, MAX_SECONDS = 24 * 60 * 60 };
+
+/* Process-wide, as UCX's own state is. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static ucp_context_h context;
+static pid_t owner;
+
+tddp_status tddp_ucx_fail(ucs_status_t status, const char *what)
+{
+    return tddp_fail(status == UCS_ERR_NO_MEMORY ? TDDP_OUT_OF_MEMORY : TDDP_NETWORK, "%s: %s",
+                     what, ucs_status_string(status));
+}
+
+tddp_status tddp_ucx_peer_timeout(int *seconds)
+{
+    const char *text = getenv("TDDP_PEER_TIMEOUT");
+    *seconds = DEFAULT_SECONDS;
+    if (!text || !*text) {
+        return TDDP_OK;
+    }
+    char *end = NULL;
+    errno = 0;
+    const long value = strtol(text, &end, 10);
+    if (*end || errno || value < 0 || value > MAX_SECONDS) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "TDDP_PEER_TIMEOUT=\"%s\": expected seconds from 1 to %d, or 0 for never",
+                         text, MAX_SECONDS);
+    }
+    *seconds = (int)value;
+    return TDDP_OK;
+}
+
+/* The constructor of libucs has taken these signals, if the environment let it. */
+static void give_signals_back(void)
+{
+    if (!getenv("UCX_HANDLE_ERRORS") && !getenv("UCX_ERROR_SIGNALS")) {
+        for (unsigned i = 0; i < ucs_global_opts.error_signals.count; i++) {
+            ucs_debug_disable_signal(ucs_global_opts.error_signals.signals[i]);
+        }
+        (void)ucs_global_opts_set_value("HANDLE_ERRORS", "none");
+    }
+    if (!getenv("UCX_DEBUG_SIGNO")) {
+        ucs_debug_disable_signal((int)ucs_global_opts.debug_signo);
+    }
+    if (!getenv("UCX_LOG_LEVEL")) {
+        (void)ucs_global_opts_set_value("LOG_LEVEL", "fatal");
+    }
+    if (!getenv("UCX_MEMTYPE_CACHE")) { /* it needs to see all memory that is mapped */
+        (void)ucs_global_opts_set_value("MEMTYPE_CACHE", "n");
+    }
+}
+
+/* The environment's choice counts. A name that this version of UCX does not know is left out. */
+static void set(ucp_config_t *config, const char *name, const char *value)
+{
+    char variable[64];
+    (void)snprintf(variable, sizeof variable, "UCX_%s", name);
+    if (!getenv(variable)) {
+        (void)ucp_config_modify(config, name, value);
+    }
+}
+
+static void configure(ucp_config_t *config, int seconds)
+{
+    char value[32];
+    set(config, "TLS", "^shm");      /* ranks of one host have shared memory of their own */
+    set(config, "TCP_CONN_NB", "y"); /* nothing here blocks */
+    set(config, "WARN_INVALID_CONFIG", "n");
+    if (seconds > 0) {
+        (void)snprintf(value, sizeof value, "%ds", seconds / 3 > 0 ? seconds / 3 : 1);
+        set(config, "KEEPALIVE_INTERVAL", value);
+    }
+}
+
+static tddp_status make_context(int seconds)
+{
+    ucp_config_t *config;
+    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+    if (status != UCS_OK) {
+        return tddp_ucx_fail(status, "UCX's configuration");
+    }
+    configure(config, seconds);
+    const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
+                                 .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+                                 .name = "tddp"};
+    status = ucp_init(&params, config, &context);
+    ucp_config_release(config);
+    return status == UCS_OK ? TDDP_OK : tddp_ucx_fail(status, "cannot start UCX");
+}
+
+tddp_status tddp_ucx_context(ucp_context_h *out)
+{
+    int seconds;
+    tddp_status status = tddp_ucx_peer_timeout(&seconds);
+    if (status) {
+        return status;
+    }
+    pthread_mutex_lock(&lock);
+    if (!context) {
+        owner = getpid();
+        give_signals_back();
+        status = make_context(seconds);
+    } else if (owner != getpid()) {
+        status = tddp_fail(TDDP_UNAVAILABLE,
+                           "process %d, of which this one is a fork, has used UCX, which serves no "
+                           "forked process: fork before the first group, or execute a program",
+                           (int)owner);
+    }
+    *out = context;
+    pthread_mutex_unlock(&lock);
+    return status;
+}
