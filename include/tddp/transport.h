@@ -63,8 +63,9 @@ typedef struct tddp_transport_ops {
     /** TDDP_OK while it may succeed to wait for this peer, or for any with TDDP_ANY_SOURCE.
      * `sequence` is the number of the collective that waits, which fails also if another rank has
      * left the group before it; 0: a message. Errors, with a text that names the ranks and what is
-     * known of the cause: TDDP_PEER_LOST, TDDP_GROUP_FAILED (aborted). A message that a peer sent
-     * before it went may still complete a transfer: the caller tests once more. */
+     * known of the cause: TDDP_PEER_LOST, TDDP_GROUP_FAILED (aborted). A peer has gone only once
+     * all that it sent before has arrived, so that the caller, who tests its transfer once more,
+     * finds it complete if it ever will be. */
     tddp_status (*check_peer)(void *context, int peer, uint64_t sequence);
 
     /** Called once an operation has failed, with its status and text, before its transfers are
@@ -72,13 +73,13 @@ typedef struct tddp_transport_ops {
      * is. */
     void (*report_failure)(void *context, tddp_status status, const char *text);
 
-    /** Moves messages, for libraries that do so only on their caller's thread; called before
-     * transfers are tested. NULL: the transport has a thread. */
+    /** Moves messages on the caller's thread; called before transfers are tested. NULL: that is
+     * never needed, as the transport has a thread. */
     void (*progress)(void *context);
 
-    /** With progress(): called before a thread sleeps on events(), or returns TDDP_CANCELED to a
-     * caller that may. From then on the transport's own thread moves messages and counts events.
-     * NULL: events() needs no call. */
+    /** Called after the transfers were tested, before a thread sleeps on events(), or returns to a
+     * caller that may: from then on, until progress() is called, the transport's own thread moves
+     * messages and counts events. NULL: it always does. */
     void (*arm)(void *context);
 } tddp_transport_ops;
 

@@ -280,11 +280,9 @@ static tddp_status start_send(void *context, int peer, uint64_t tag, const void 
     tddp_ucx_peer *to = &self->peers[peer];
     pthread_mutex_lock(&self->mutex);
     tddp_ucx_connect(to);
-    if (to->endpoint && !to->must_disconnect && !atomic_load(&self->aborted)) {
+    status = tddp_ucx_check(self, peer, 0);
+    if (status == TDDP_OK) {
         post_send(transfer, to, data);
-    } else {
-        status = tddp_ucx_check(self, peer, 0);
-        status = status ? status : tddp_fail(TDDP_NETWORK, "no endpoint of rank %d", peer);
     }
     pthread_mutex_unlock(&self->mutex);
     if (status) {
