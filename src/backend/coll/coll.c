@@ -109,6 +109,9 @@ static tddp_status begin(tddp_coll *coll, const tddp_op *op)
         return tddp_fail(TDDP_UNSUPPORTED, "%s%s over a transport", tddp_op_name(op->kind),
                          op->bundled > 0 ? " of several buffers" : "");
     }
+    if (coll->out_of_step) {
+        return tddp_fail(TDDP_GROUP_FAILED, "an earlier operation of this group has failed");
+    }
     tddp_coll_end_program(coll);
     tddp_coll_wait_init(&coll->program.wait, op);
     tddp_status status = append_steps(coll, op);
@@ -132,6 +135,7 @@ tddp_status tddp_coll_run(tddp_coll *coll, const tddp_op *op)
         }
         status = status ? tddp_coll_describe(coll, op, status) : status;
     }
+    coll->out_of_step = coll->out_of_step || tddp_coll_is_fatal(status);
     status = tddp_coll_report(coll, status);
     tddp_coll_end_program(coll);
     return status;

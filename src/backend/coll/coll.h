@@ -54,8 +54,15 @@ bool tddp_coll_is_complete(const tddp_coll *coll, void *transfer);
 /* Releases a transfer and forgets it; NULL is fine. */
 void tddp_coll_release(const tddp_coll *coll, void **transfer);
 
-/* Tells the transport of a failure after which the group is out of step. Returns the status. */
+/* Whether the group is out of step after this: an interruption leaves an operation as it is, and a
+ * refused one has sent nothing. */
+bool tddp_coll_is_fatal(tddp_status status);
+
+/* Tells the transport of a fatal status. Returns it. */
 tddp_status tddp_coll_report(const tddp_coll *coll, tddp_status status);
+
+/* Before the caller sleeps, or returns with something unfinished. */
+void tddp_coll_arm(const tddp_coll *coll);
 
 int tddp_coll_rank_name(const tddp_coll *coll, int rank);
 
@@ -106,6 +113,7 @@ typedef struct tddp_coll_link {
     char *memory;
     char *inbox[2];
     char *outbox;
+    void *departure;       /* the send from the outbox; NULL: it is complete */
     void *arrivals[2];     /* the receives into the inboxes; NULL: none is posted */
     unsigned next;         /* the inbox of the next header */
     tddp_calls before;     /* the calls of the last operation that agreed */
@@ -127,6 +135,7 @@ struct tddp_coll {
     char *scratch; /* for received data, reused */
     size_t scratch_bytes;
     tddp_coll_program program;
+    bool out_of_step; /* a collective has failed */
 
     pthread_mutex_t mutex; /* guards what messages.c shares between threads: */
     struct tddp_coll_request *requests;
@@ -177,7 +186,7 @@ char *tddp_coll_payload(const tddp_coll *coll, int peer);
 /* What the steps do. */
 TDDP_NODISCARD tddp_status tddp_coll_post_inbox(tddp_coll *coll, int peer);
 TDDP_NODISCARD tddp_status tddp_coll_post_header(tddp_coll *coll, const tddp_op *op,
-                                                 tddp_coll_step *step);
+                                                 const tddp_coll_step *step);
 TDDP_NODISCARD tddp_status tddp_coll_await_header(tddp_coll *coll, const tddp_op *op, int peer);
 
 /* Describes a collective that has failed: a header that has arrived may show the cause, calls that

@@ -54,6 +54,7 @@ void tddp_coll_free_links(tddp_coll *coll)
 {
     for (int peer = 0; coll->links && peer < coll->size; peer++) {
         tddp_coll_link *link = &coll->links[peer];
+        tddp_coll_release(coll, &link->departure);
         tddp_coll_release(coll, &link->arrivals[0]);
         tddp_coll_release(coll, &link->arrivals[1]);
         free(link->memory);
@@ -71,7 +72,7 @@ tddp_status tddp_coll_post_inbox(tddp_coll *coll, int peer)
                                  HEADER_BYTES + EAGER_BYTES, &link->arrivals[later]);
 }
 
-tddp_status tddp_coll_post_header(tddp_coll *coll, const tddp_op *op, tddp_coll_step *step)
+tddp_status tddp_coll_post_header(tddp_coll *coll, const tddp_op *op, const tddp_coll_step *step)
 {
     tddp_coll_link *link = &coll->links[step->peer];
     const tddp_call call = tddp_call_of(op, coll->rank, step->peer);
@@ -80,7 +81,7 @@ tddp_status tddp_coll_post_header(tddp_coll *coll, const tddp_op *op, tddp_coll_
         memcpy(link->outbox + HEADER_BYTES, step->from, step->bytes);
     }
     return coll->transport->send(coll->context, step->peer, HEADER_TAG, link->outbox,
-                                 HEADER_BYTES + step->bytes, &step->transfer);
+                                 HEADER_BYTES + step->bytes, &link->departure);
 }
 
 static tddp_status compare(tddp_coll *coll, const tddp_op *op, int peer, tddp_calls *now)

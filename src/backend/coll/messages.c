@@ -186,6 +186,7 @@ tddp_status tddp_coll_post(tddp_coll *coll, const tddp_op *op, void **out)
         free_request(self);
         return status;
     }
+    tddp_coll_arm(coll);
     *out = self;
     return TDDP_OK;
 }

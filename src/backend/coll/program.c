@@ -4,7 +4,8 @@
  *
  * Invariants: a step is executed once, except that one that waits is tried again after an
  * interruption. A transfer belongs to the step that has posted it until it is complete; so what a
- * failure leaves under way is found and released before the caller's memory is its own again.
+ * failure leaves under way is found and released before the caller's memory is its own again. The
+ * headers, by which the other ranks learn of a mismatch, go on then: their memory is the links'.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -169,13 +170,15 @@ tddp_status tddp_coll_make_program(tddp_coll *coll)
 /* Waits for the transfer that a step has posted, if it is not known to be complete. */
 static tddp_status await_transfer(tddp_coll *coll, tddp_coll_step *step)
 {
-    if (!step->transfer) {
+    void **transfer =
+        step->kind == STEP_ANSWER ? &coll->links[step->peer].departure : &step->transfer;
+    if (!*transfer) {
         return TDDP_OK;
     }
     const tddp_status status =
-        tddp_coll_await(coll, &coll->program.wait, step->transfer, step->peer, NULL);
+        tddp_coll_await(coll, &coll->program.wait, *transfer, step->peer, NULL);
     if (status == TDDP_OK) {
-        tddp_coll_release(coll, &step->transfer);
+        tddp_coll_release(coll, transfer);
     }
     return status;
 }

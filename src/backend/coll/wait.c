@@ -42,12 +42,15 @@ void tddp_coll_release(const tddp_coll *coll, void **transfer)
     }
 }
 
-/* An interruption leaves the operation as it is, and a refused argument has sent nothing. */
+bool tddp_coll_is_fatal(tddp_status status)
+{
+    return status != TDDP_OK && status != TDDP_CANCELED && status != TDDP_INVALID_ARGUMENT &&
+           status != TDDP_UNSUPPORTED;
+}
+
 tddp_status tddp_coll_report(const tddp_coll *coll, tddp_status status)
 {
-    const bool fatal = status != TDDP_OK && status != TDDP_CANCELED &&
-                       status != TDDP_INVALID_ARGUMENT && status != TDDP_UNSUPPORTED;
-    if (fatal && coll->transport->report_failure) {
+    if (tddp_coll_is_fatal(status) && coll->transport->report_failure) {
         char text[4096];
         (void)snprintf(text, sizeof text, "%s", tddp_error_message());
         coll->transport->report_failure(coll->context, status, text);
@@ -114,8 +117,15 @@ static tddp_status fail_transfer(const tddp_coll *coll, const tddp_coll_wait *wa
     return cause ? cause : tddp_fail(status, "%s", text);
 }
 
-/* Sleeps until the next event, for a moment at most. A transport without a thread moves only while
- * it is called. */
+void tddp_coll_arm(const tddp_coll *coll)
+{
+    if (coll->transport->arm) {
+        coll->transport->arm(coll->context);
+    }
+}
+
+/* Sleeps until the next event, for a moment at most. A transport that moves only while it is called
+ * is called as long as others would spin. */
 static void await_event(const tddp_coll *coll, const tddp_coll_wait *wait, uint32_t seen,
                         int64_t now, int64_t spin_until)
 {
@@ -124,6 +134,7 @@ static void await_event(const tddp_coll *coll, const tddp_coll_wait *wait, uint3
         tddp_cpu_pause();
         return;
     }
+    tddp_coll_arm(coll);
     const int64_t end = tddp_cancel_deadline(op->cancel);
     const int64_t left = (end < wait->deadline ? end : wait->deadline) - now;
     const bool spins = op->awaited && !coll->transport->progress;
@@ -160,6 +171,7 @@ tddp_status tddp_coll_await(const tddp_coll *coll, tddp_coll_wait *wait, void *t
         }
         failure = check(coll, wait, peer, now);
         if (failure == TDDP_CANCELED) {
+            tddp_coll_arm(coll);
             return failure;
         }
         if (failure == TDDP_OK) {

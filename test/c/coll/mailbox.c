@@ -142,6 +142,16 @@ static void go(mailbox *box, int rank)
     }
 }
 
+/* Whether a rank has gone, and all that it has sent to this one has arrived. */
+static bool has_gone(const mailbox *box, int rank, int observer)
+{
+    const transfer *each = box->matched;
+    while (each && !(each->rank == rank && each->match->rank == observer)) {
+        each = each->next;
+    }
+    return box->ends[rank].gone && rank != observer && !each;
+}
+
 static tddp_status describe_lost(const mailbox_end *end)
 {
     return end->failed ? tddp_fail(TDDP_PEER_LOST, "lost rank %d, which gave up: %s", end->rank,
@@ -287,10 +297,10 @@ static tddp_status box_check_peer(void *context, int peer, uint64_t sequence)
     pthread_mutex_lock(&box->mutex);
     for (int rank = 0; rank < box->size; rank++) {
         const mailbox_end *each = &box->ends[rank];
-        const bool counts = rank == peer || sequence > 0;
-        gone += each->gone && rank != end->rank;
-        if (each->gone && rank != end->rank && counts && (!lost || rank == peer)) {
-            lost = each;
+        const bool counts = rank == peer || sequence > each->completed;
+        if (has_gone(box, rank, end->rank)) {
+            gone++;
+            lost = counts && (!lost || rank == peer) ? each : lost;
         }
     }
     tddp_status status = lost ? describe_lost(lost) : TDDP_OK;
@@ -454,6 +464,20 @@ tddp_op coll_message(tddp_op_kind kind, int peer, uint32_t tag, tddp_buffer buff
                      .timeout_ms = COLL_TIMEOUT_MS};
 }
 
+/* Waits for an event, which must come; once a rank has gone, for a moment at most, as waits for
+ * others are to notice that themselves. */
+void coll_await_event(const coll_rank *it, uint32_t seen)
+{
+    mailbox *box = it->end->box;
+    bool gone = false;
+    pthread_mutex_lock(&box->mutex);
+    for (int rank = 0; rank < box->size; rank++) {
+        gone = gone || box->ends[rank].gone;
+    }
+    pthread_mutex_unlock(&box->mutex);
+    tddp_eventcount_wait(it->end->events, seen, 0, gone ? TDDP_NS_PER_MS : 1000 * TDDP_NS_PER_S);
+}
+
 /* A token for the next call; a blocking rank has none. */
 static tddp_cancel *next_token(coll_rank *it, tddp_cancel *token)
 {
@@ -484,6 +508,9 @@ static tddp_status run_copy(coll_rank *it, const tddp_op *op, tddp_cancel *token
         copy->output_parts = parts + size;
     }
     tddp_status status = tddp_coll_run(it->coll, copy);
+    pthread_mutex_lock(&it->end->box->mutex);
+    it->end->completed = status == TDDP_OK ? op->sequence : it->end->completed;
+    pthread_mutex_unlock(&it->end->box->mutex);
     memset(copy, 0xa5, sizeof *copy);
     memset(parts, 0xa5, 2 * size * sizeof *parts);
     free(copy);
@@ -503,7 +530,7 @@ tddp_status coll_try(coll_rank *it, const tddp_op *op)
             return status;
         }
         CHECK(cancel);
-        tddp_eventcount_wait(it->end->events, seen, 0, 1000 * TDDP_NS_PER_S);
+        coll_await_event(it, seen);
     }
 }
 
@@ -515,7 +542,7 @@ tddp_status coll_try_times(coll_rank *it, const tddp_op *op, int calls)
         const uint32_t seen = tddp_eventcount_read(it->end->events);
         status = run_copy(it, op, &token, 0);
         if (status == TDDP_CANCELED && i + 1 < calls) {
-            tddp_eventcount_wait(it->end->events, seen, 0, 1000 * TDDP_NS_PER_S);
+            coll_await_event(it, seen);
         }
     }
     return status;
@@ -533,6 +560,6 @@ tddp_status coll_finish(coll_rank *it, tddp_op *op, void *request, int *source)
             return status;
         }
         CHECK(op->cancel);
-        tddp_eventcount_wait(it->end->events, seen, 0, 1000 * TDDP_NS_PER_S);
+        coll_await_event(it, seen);
     }
 }

@@ -30,9 +30,10 @@ typedef struct mailbox_end {
     int rank;
     tddp_eventcount *events;
     bool gone;
-    bool failed;      /* the rank has said why */
-    char reason[512]; /* what it has said */
-    int unfinished;   /* transfers that were released before they were complete */
+    uint64_t completed; /* the last collective that it has completed */
+    bool failed;        /* the rank has said why */
+    char reason[512];   /* what it has said */
+    int unfinished;     /* transfers that were released before they were complete */
 } mailbox_end;
 
 extern const tddp_transport_ops mailbox_ops;
@@ -77,6 +78,9 @@ tddp_status coll_try(coll_rank *it, const tddp_op *op);
 
 /* Calls at most `calls` times without waiting; TDDP_CANCELED: it is not finished. */
 tddp_status coll_try_times(coll_rank *it, const tddp_op *op, int calls);
+
+/* Waits until something may have changed since the count was read. */
+void coll_await_event(const coll_rank *it, uint32_t seen);
 
 /* Finishes a message in the rank's mode. The operation's token is used. */
 tddp_status coll_finish(coll_rank *it, tddp_op *op, void *request, int *source);
