@@ -1,8 +1,12 @@
-/* A rank's group over Gloo and the TCP store that the test's runner hosts. */
+/* A rank's group over Gloo, or another backend, and the TCP store that the test's runner hosts. */
 #ifndef TDDP_TEST_WORLD_H
 #define TDDP_TEST_WORLD_H
 
 #include "hosted_store.h"
+
+#ifndef WORLD_BACKEND
+#define WORLD_BACKEND "gloo"
+#endif
 
 /* Sets the timeout of later operations. Call it after the ranks have synchronised, since a rank
  * may be late to that. */
@@ -16,7 +20,7 @@ static inline tddp_group *open_group(tddp_store *store, int rank, int world_size
 {
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
     tddp_group *group;
-    opts.backend = "gloo";
+    opts.backend = WORLD_BACKEND;
     opts.store = store;
     opts.rank = rank;
     opts.world_size = world_size;
