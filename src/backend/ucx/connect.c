@@ -1,9 +1,8 @@
 /*
  * A rank's worker, the addresses of its peers, and its connections to them. Runs on the thread that
- * creates the group; connections are made later, when there is a first message, by any thread.
- *
- * Ranks exchange addresses only: a peer that can't be reached is found when it is needed.
+ * creates the group, before any other knows the rank.
  */
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +13,7 @@
 #include "base/base.h"
 
 /* While this rank waits for others' records: between two checks whether those live. */
-enum { CHECK_MS = 300, MAX_LISTENERS = 256 };
+enum { CHECK_MS = 300, REASON_MS = 200, SLEEP_MS = 20, MAX_LISTENERS = 256 };
 
 /* --- the worker ------------------------------------------------------------------------------ */
 
@@ -43,8 +42,7 @@ static tddp_status make_worker(tddp_ucx *self, ucp_context_h context)
     made = ucp_worker_get_efd(self->worker, &self->descriptor);
     tddp_status status = made == UCS_OK ? TDDP_OK : tddp_ucx_fail(made, "a worker's descriptor");
     status = status ? status : set_handler(self, TDDP_UCX_DATA, tddp_ucx_on_data);
-    status = status ? status : set_handler(self, TDDP_UCX_NOTICE, tddp_ucx_on_notice);
-    return status ? status : set_handler(self, TDDP_UCX_NOTED, tddp_ucx_on_noted);
+    return status ? status : set_handler(self, TDDP_UCX_CONTROL, tddp_ucx_on_control);
 }
 
 /* Notes which listening sockets the worker has made. UCX's own thread, which the first worker
@@ -136,6 +134,103 @@ static tddp_status take(tddp_ucx *self, tddp_meeting *meeting)
     return TDDP_OK;
 }
 
+/* --- connections ----------------------------------------------------------------------------- */
+
+void tddp_ucx_connect(tddp_ucx_peer *peer)
+{
+    tddp_ucx *self = peer->self;
+    const ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                                  UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                                                  UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                                    .address = peer->address,
+                                    .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                                    .err_handler = {.cb = tddp_ucx_on_error, .arg = peer}};
+    const ucs_status_t status = ucp_ep_create(self->worker, &params, &peer->endpoint);
+    if (status != UCS_OK) {
+        peer->endpoint = NULL;
+        tddp_ucx_lose(peer, ucs_status_string(status));
+    }
+    tddp_ucx_tell(peer, TDDP_UCX_HELLO, NULL, 0);
+}
+
+void tddp_ucx_disconnect(tddp_ucx_peer *peer)
+{
+    const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                       .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    ucs_status_ptr_t request = ucp_ep_close_nbx(peer->endpoint, &param);
+    peer->endpoint = NULL;
+    if (UCS_PTR_IS_PTR(request)) {
+        ucp_request_free(request); /* once it is complete */
+    }
+}
+
+/* The peers that have not said hello: "rank 1, rank 2". Returns their number. */
+static int missing_peers(const tddp_ucx *self, char text[TDDP_MEETING_TEXT_BYTES])
+{
+    int count = 0;
+    text[0] = '\0';
+    for (int rank = 0; rank < self->size; rank++) {
+        if (rank != self->rank && !self->peers[rank].heard) {
+            tddp_ucx_add(text, TDDP_MEETING_TEXT_BYTES, "%srank %d", count++ ? ", " : "",
+                         self->names ? self->names[rank] : rank);
+        }
+    }
+    return count;
+}
+
+/* Why no further hello is waited for. */
+static tddp_status check_connecting(tddp_ucx *self, const tddp_backend_opts *opts,
+                                    const tddp_cancel *cancel, int64_t deadline,
+                                    tddp_meeting *meeting)
+{
+    char missing[TDDP_MEETING_TEXT_BYTES];
+    for (int rank = 0; rank < self->size; rank++) {
+        const tddp_ucx_peer *peer = &self->peers[rank];
+        if (peer->state == TDDP_UCX_LOST) {
+            const char *why = tddp_meeting_await_failure(meeting, rank, REASON_MS);
+            return tddp_fail(TDDP_PEER_LOST, "cannot connect to rank %d (%s): %s",
+                             self->names ? self->names[rank] : rank, peer->reason,
+                             why ? why : "has it ended, or does a firewall stand between?");
+        }
+    }
+    if (cancel && tddp_cancel_triggered(cancel)) {
+        return tddp_fail(TDDP_CANCELED, "interrupted while all ranks connect");
+    }
+    if (tddp_now_ns() >= deadline) {
+        (void)missing_peers(self, missing);
+        return tddp_fail(TDDP_TIMEOUT,
+                         "these have not connected to this rank in the time given: %s", missing);
+    }
+    return opts->check ? opts->check(opts->check_data) : TDDP_OK;
+}
+
+/* Of two ranks the lower one connects, since UCX 1.13 ends the process where two connect to each
+ * other at once and one of them ends at that moment (its pull request 8175). For the same reason
+ * all connect now, not when they have something to send. */
+static tddp_status connect_all(tddp_ucx *self, const tddp_backend_opts *opts,
+                               const tddp_cancel *cancel, int64_t deadline, tddp_meeting *meeting)
+{
+    char missing[TDDP_MEETING_TEXT_BYTES];
+    int64_t checked_at = tddp_now_ns();
+    tddp_status status = TDDP_OK;
+    for (int rank = self->rank + 1; rank < self->size; rank++) {
+        tddp_ucx_connect(&self->peers[rank]);
+    }
+    while (status == TDDP_OK && missing_peers(self, missing) > 0) {
+        tddp_ucx_progress(self);
+        if (ucp_worker_arm(self->worker) == UCS_OK) {
+            struct pollfd one = {.fd = self->descriptor, .events = POLLIN};
+            (void)poll(&one, 1, SLEEP_MS);
+        }
+        if (tddp_now_ns() - checked_at >= SLEEP_MS * TDDP_NS_PER_MS) {
+            status = check_connecting(self, opts, cancel, deadline, meeting);
+            checked_at = tddp_now_ns();
+        }
+    }
+    tddp_ucx_set_up_sockets(self);
+    return status;
+}
+
 static tddp_status meet(tddp_ucx *self, const tddp_backend_opts *opts, const tddp_wait *wait)
 {
     tddp_meeting *meeting;
@@ -159,49 +254,16 @@ static tddp_status meet(tddp_ucx *self, const tddp_backend_opts *opts, const tdd
     const tddp_wait rest = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
     status = status ? status : tddp_meeting_await(meeting, &rest);
     status = status ? status : take(self, meeting);
+    status = status ? status : connect_all(self, opts, tddp_wait_cancel(wait), deadline, meeting);
     tddp_meeting_close(meeting);
     if (status) { /* the others wait for this rank */
         char text[TDDP_UCX_REASON_BYTES];
         (void)snprintf(text, sizeof text, "%s", tddp_error_message());
         tddp_meeting_fail(&meeting_opts, text);
+        tddp_ucx_notify(self, status, text);
         return tddp_fail(status, "%s", text);
     }
     return TDDP_OK;
-}
-
-/* --- connections ----------------------------------------------------------------------------- */
-
-void tddp_ucx_connect(tddp_ucx_peer *peer)
-{
-    tddp_ucx *self = peer->self;
-    if (peer->endpoint || peer->must_disconnect || peer->rank == self->rank || !self->worker ||
-        peer->state == TDDP_UCX_LOST) {
-        return;
-    }
-    const ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
-                                                  UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                                                  UCP_EP_PARAM_FIELD_ERR_HANDLER,
-                                    .address = peer->address,
-                                    .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-                                    .err_handler = {.cb = tddp_ucx_on_error, .arg = peer}};
-    const ucs_status_t status = ucp_ep_create(self->worker, &params, &peer->endpoint);
-    if (status != UCS_OK) {
-        peer->endpoint = NULL;
-        tddp_ucx_lose(peer, ucs_status_string(status));
-    }
-    self->must_settle = true;
-    self->must_set_up = true;
-}
-
-void tddp_ucx_disconnect(tddp_ucx_peer *peer)
-{
-    const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-                                       .flags = UCP_EP_CLOSE_FLAG_FORCE};
-    ucs_status_ptr_t request = ucp_ep_close_nbx(peer->endpoint, &param);
-    peer->endpoint = NULL;
-    if (UCS_PTR_IS_PTR(request)) {
-        ucp_request_free(request); /* once it is complete */
-    }
 }
 
 /* --- the rank -------------------------------------------------------------------------------- */
@@ -218,7 +280,6 @@ static tddp_status make(const tddp_backend_opts *opts, tddp_ucx **out)
     self->size = opts->world_size;
     self->owner = getpid();
     self->epoll = -1;
-    self->header.rank = (uint32_t)opts->rank;
     (void)pthread_mutex_init(&self->closing, NULL);
     (void)pthread_mutex_init(&self->mutex, NULL);
     self->peers = calloc(size, sizeof *self->peers);

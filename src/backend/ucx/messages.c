@@ -211,12 +211,11 @@ ucs_status_t tddp_ucx_on_data(void *context, const void *header, size_t header_b
                               size_t bytes, const ucp_am_recv_param_t *param)
 {
     tddp_ucx *self = context;
-    tddp_ucx_peer *peer = tddp_ucx_sender(self, header, header_bytes);
+    tddp_ucx_header it;
+    tddp_ucx_peer *peer = tddp_ucx_sender(self, header, header_bytes, &it);
     if (!peer) {
         return UCS_OK;
     }
-    tddp_ucx_header it;
-    memcpy(&it, header, sizeof it);
     if (it.number != ++peer->received) {
         tddp_ucx_lose(peer, "a message of it is missing");
         return UCS_OK;
@@ -279,7 +278,6 @@ static tddp_status start_send(void *context, int peer, uint64_t tag, const void 
     }
     tddp_ucx_peer *to = &self->peers[peer];
     pthread_mutex_lock(&self->mutex);
-    tddp_ucx_connect(to);
     status = tddp_ucx_check(self, peer, 0);
     if (status == TDDP_OK) {
         post_send(transfer, to, data);

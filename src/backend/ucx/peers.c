@@ -51,69 +51,61 @@ void tddp_ucx_on_error(void *data, ucp_ep_h endpoint, ucs_status_t status)
     end(peer, TDDP_UCX_LOST, ucs_status_string(status));
 }
 
-tddp_ucx_peer *tddp_ucx_sender(tddp_ucx *self, const void *header, size_t header_bytes)
+tddp_ucx_peer *tddp_ucx_sender(tddp_ucx *self, const void *header, size_t header_bytes,
+                               tddp_ucx_header *out)
 {
-    tddp_ucx_header it;
-    if (header_bytes != sizeof it) {
+    if (header_bytes != sizeof *out) {
         return NULL;
     }
-    memcpy(&it, header, sizeof it);
-    if (it.rank >= (uint32_t)self->size || it.rank == (uint32_t)self->rank) {
-        return NULL;
-    }
-    tddp_ucx_peer *peer = &self->peers[it.rank];
-    if (!peer->heard) { /* the end of its connection is only told to an endpoint of our own */
-        peer->heard = true;
-        self->must_settle = true;
-        self->must_set_up = true;
-    }
-    return peer;
+    memcpy(out, header, sizeof *out);
+    const bool is_peer = out->rank < (uint32_t)self->size && out->rank != (uint32_t)self->rank;
+    return is_peer ? &self->peers[out->rank] : NULL;
 }
 
-ucs_status_t tddp_ucx_on_notice(void *context, const void *header, size_t header_bytes, void *data,
-                                size_t bytes, const ucp_am_recv_param_t *param)
+static void take_notice(tddp_ucx_peer *peer, const tddp_ucx_notice *notice)
+{
+    peer->must_note = true;
+    if (peer->state == TDDP_UCX_ACTIVE) {
+        peer->sequence = notice->sequence;
+        peer->status = (tddp_status)notice->status;
+        end(peer, peer->status == TDDP_OK ? TDDP_UCX_LEFT : TDDP_UCX_LOST, notice->reason);
+    }
+}
+
+ucs_status_t tddp_ucx_on_control(void *context, const void *header, size_t header_bytes, void *data,
+                                 size_t bytes, const ucp_am_recv_param_t *param)
 {
     tddp_ucx *self = context;
-    tddp_ucx_peer *peer = tddp_ucx_sender(self, header, header_bytes);
+    tddp_ucx_header it;
     tddp_ucx_notice notice;
-    if (!peer || bytes != sizeof notice || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV)) {
+    tddp_ucx_peer *peer = tddp_ucx_sender(self, header, header_bytes, &it);
+    if (!peer || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV)) {
         return UCS_OK;
     }
-    memcpy(&notice, data, sizeof notice);
-    notice.reason[sizeof notice.reason - 1] = '\0';
-    peer->must_note = true;
     self->must_settle = true;
-    if (peer->state == TDDP_UCX_ACTIVE) {
-        peer->sequence = notice.sequence;
-        peer->status = (tddp_status)notice.status;
-        end(peer, peer->status == TDDP_OK ? TDDP_UCX_LEFT : TDDP_UCX_LOST, notice.reason);
-    }
-    return UCS_OK;
-}
-
-ucs_status_t tddp_ucx_on_noted(void *context, const void *header, size_t header_bytes, void *data,
-                               size_t bytes, const ucp_am_recv_param_t *param)
-{
-    tddp_ucx_peer *peer = tddp_ucx_sender(context, header, header_bytes);
-    (void)data;
-    (void)bytes;
-    (void)param;
-    if (peer) {
+    if (it.tag == TDDP_UCX_HELLO) {
+        peer->heard = true;
+    } else if (it.tag == TDDP_UCX_NOTED) {
         peer->noted = true;
+    } else if (it.tag == TDDP_UCX_NOTICE && bytes == sizeof notice) {
+        memcpy(&notice, data, sizeof notice);
+        notice.reason[sizeof notice.reason - 1] = '\0';
+        take_notice(peer, &notice);
     }
     return UCS_OK;
 }
 
 /* --- what is sent to them -------------------------------------------------------------------- */
 
-/* Its memory lasts as long as the rank does; nobody waits for the send itself. */
-static void post(tddp_ucx_peer *peer, unsigned id, const void *data, size_t bytes)
+void tddp_ucx_tell(tddp_ucx_peer *peer, unsigned control, const void *data, size_t bytes)
 {
     static const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
                                               .flags = UCP_AM_SEND_FLAG_EAGER};
+    tddp_ucx_header *header = &peer->self->controls[control]; /* UCX may read it later */
+    *header = (tddp_ucx_header){.tag = control, .rank = (uint32_t)peer->self->rank};
     if (peer->endpoint && !peer->must_disconnect) {
-        ucs_status_ptr_t request = ucp_am_send_nbx(peer->endpoint, id, &peer->self->header,
-                                                   sizeof peer->self->header, data, bytes, &param);
+        ucs_status_ptr_t request = ucp_am_send_nbx(peer->endpoint, TDDP_UCX_CONTROL, header,
+                                                   sizeof *header, data, bytes, &param);
         if (UCS_PTR_IS_PTR(request)) {
             ucp_request_free(request); /* once it is complete */
         }
@@ -133,7 +125,7 @@ void tddp_ucx_notify(tddp_ucx *self, tddp_status status, const char *text)
         tddp_ucx_peer *peer = &self->peers[rank];
         if (peer->endpoint && peer->state == TDDP_UCX_ACTIVE) {
             peer->notified = true;
-            post(peer, TDDP_UCX_NOTICE, &self->notice, sizeof self->notice);
+            tddp_ucx_tell(peer, TDDP_UCX_NOTICE, &self->notice, sizeof self->notice);
         }
     }
 }
@@ -157,20 +149,16 @@ void tddp_ucx_settle(tddp_ucx *self)
     self->must_settle = false;
     for (int rank = 0; rank < self->size; rank++) {
         tddp_ucx_peer *peer = &self->peers[rank];
-        if (peer->heard && !peer->endpoint && peer->state != TDDP_UCX_LOST) {
+        if (peer->heard && !peer->endpoint && peer->state == TDDP_UCX_ACTIVE) {
             tddp_ucx_connect(peer);
         }
         if (peer->must_note) {
             peer->must_note = false;
-            post(peer, TDDP_UCX_NOTED, NULL, 0);
+            tddp_ucx_tell(peer, TDDP_UCX_NOTED, NULL, 0);
         }
         if (peer->must_disconnect && peer->endpoint) {
             tddp_ucx_disconnect(peer);
         }
-    }
-    if (self->must_set_up) {
-        self->must_set_up = false;
-        tddp_ucx_set_up_sockets(self);
     }
 }
 
@@ -197,8 +185,7 @@ static const tddp_ucx_peer *root_cause(const tddp_ucx *self)
     return cause;
 }
 
-static void add(char *text, size_t bytes, const char *format, ...) TDDP_PRINTF(3, 4);
-static void add(char *text, size_t bytes, const char *format, ...)
+void tddp_ucx_add(char *text, size_t bytes, const char *format, ...)
 {
     const size_t used = strlen(text);
     va_list list;
@@ -214,14 +201,15 @@ static tddp_status fail_lost(const tddp_ucx *self, int peer, uint64_t sequence)
     const tddp_ucx_peer *cause = root_cause(self);
     if (cause) {
         const bool reported = cause->status != TDDP_OK;
-        add(text, sizeof text, reported ? "lost rank %d, which gave up: %s" : "lost rank %d (%s)",
-            name_of(self, cause->rank), cause->reason);
+        tddp_ucx_add(text, sizeof text,
+                     reported ? "lost rank %d, which gave up: %s" : "lost rank %d (%s)",
+                     name_of(self, cause->rank), cause->reason);
     }
     const char *before = "; also lost: ";
     for (int rank = 0; rank < self->size; rank++) {
         const tddp_ucx_peer *one = &self->peers[rank];
         if (one->state == TDDP_UCX_LOST && one != cause) {
-            add(text, sizeof text, "%srank %d", before, name_of(self, rank));
+            tddp_ucx_add(text, sizeof text, "%srank %d", before, name_of(self, rank));
             before = ", ";
         }
     }
@@ -229,8 +217,8 @@ static tddp_status fail_lost(const tddp_ucx *self, int peer, uint64_t sequence)
         const tddp_ucx_peer *one = &self->peers[rank];
         if (one->state == TDDP_UCX_LEFT &&
             (peer == TDDP_ANY_SOURCE || peer == rank || one->sequence < sequence)) {
-            add(text, sizeof text, "%srank %d has left the group", *text ? "; " : "",
-                name_of(self, rank));
+            tddp_ucx_add(text, sizeof text, "%srank %d has left the group", *text ? "; " : "",
+                         name_of(self, rank));
         }
     }
     return tddp_fail(TDDP_PEER_LOST, "%s", text);
@@ -260,16 +248,10 @@ tddp_status tddp_ucx_check(tddp_ucx *self, int peer, uint64_t sequence)
     return TDDP_OK;
 }
 
-/* Who waits for a peer learns of its end by a connection to it. */
 tddp_status tddp_ucx_check_peer(void *context, int peer, uint64_t sequence)
 {
     tddp_ucx *self = context;
     pthread_mutex_lock(&self->mutex);
-    for (int rank = 0; rank < self->size; rank++) {
-        if (peer == TDDP_ANY_SOURCE || peer == rank) {
-            tddp_ucx_connect(&self->peers[rank]);
-        }
-    }
     const tddp_status status = tddp_ucx_check(self, peer, sequence);
     pthread_mutex_unlock(&self->mutex);
     return status;

@@ -34,8 +34,14 @@ enum {
     TDDP_UCX_REASON_BYTES = 512, /* why a rank has gone */
 };
 
-/* Active messages by number. */
-enum { TDDP_UCX_DATA = 1, TDDP_UCX_NOTICE, TDDP_UCX_NOTED };
+/* Active messages by number, and what else than data ranks tell each other, by tag. */
+enum { TDDP_UCX_DATA = 1, TDDP_UCX_CONTROL };
+enum {
+    TDDP_UCX_HELLO,  /* the first, either way: the ranks are connected */
+    TDDP_UCX_NOTICE, /* the last: why it takes no further part; with a tddp_ucx_notice */
+    TDDP_UCX_NOTED,  /* the acknowledgement of that */
+    TDDP_UCX_CONTROLS,
+};
 
 /* What precedes each active message. */
 typedef struct tddp_ucx_header {
@@ -44,7 +50,6 @@ typedef struct tddp_ucx_header {
     uint32_t number; /* TDDP_UCX_DATA: counts its messages to this peer from 1 */
 } tddp_ucx_header;
 
-/* The last message of a rank, which its peers acknowledge: it has then sent all that it has to. */
 typedef struct tddp_ucx_notice {
     uint64_t sequence; /* of its last collective */
     uint32_t status;   /* TDDP_OK: it left the group; else the failure */
@@ -71,7 +76,7 @@ typedef struct tddp_ucx_peer {
     bool notified; /* it was sent this rank's notice, */
     bool noted;    /* which it has acknowledged */
     /* What callbacks note for tddp_ucx_settle(), as they must not call most of UCX. */
-    bool heard;           /* it has sent something: this rank connects to it too */
+    bool heard;           /* it has said hello: this rank connects to it too */
     bool must_note;       /* its notice is to be acknowledged, */
     bool must_disconnect; /* or its endpoint closed */
 } tddp_ucx_peer;
@@ -125,10 +130,9 @@ struct tddp_ucx {
     tddp_ucx_transfer *moving;
     uint64_t order;
     bool must_settle;
-    bool must_set_up; /* there are new connections */
-    bool notified;    /* the peers have been told why this rank takes no further part */
+    bool notified; /* the peers have been told why this rank takes no further part */
     tddp_ucx_notice notice;
-    tddp_ucx_header header; /* of what isn't data */
+    tddp_ucx_header controls[TDDP_UCX_CONTROLS];
     char first_failure[TDDP_UCX_REASON_BYTES];
     uint16_t ports[TDDP_UCX_MAX_PORTS];
     size_t port_count;
@@ -179,7 +183,7 @@ tddp_status tddp_ucx_open(const tddp_backend_opts *opts, const tddp_wait *wait, 
 /* Leaves the group, if it has not failed, and frees everything. */
 void tddp_ucx_free(tddp_ucx *self);
 
-/* With the mutex held: an endpoint, if the peer is active and has none. */
+/* With the mutex held: makes the endpoint, and says hello. */
 void tddp_ucx_connect(tddp_ucx_peer *peer);
 /* Its transfers fail, which UCX tells later. */
 void tddp_ucx_disconnect(tddp_ucx_peer *peer);
@@ -209,12 +213,15 @@ void tddp_ucx_drop_messages(tddp_ucx *self);
 void tddp_ucx_settle(tddp_ucx *self);
 void tddp_ucx_lose(tddp_ucx_peer *peer, const char *reason);
 void tddp_ucx_on_error(void *peer, ucp_ep_h endpoint, ucs_status_t status);
-ucs_status_t tddp_ucx_on_notice(void *self, const void *header, size_t header_bytes, void *data,
-                                size_t bytes, const ucp_am_recv_param_t *param);
-ucs_status_t tddp_ucx_on_noted(void *self, const void *header, size_t header_bytes, void *data,
-                               size_t bytes, const ucp_am_recv_param_t *param);
-/* Who sent an active message; NULL: it is none of ours. */
-tddp_ucx_peer *tddp_ucx_sender(tddp_ucx *self, const void *header, size_t header_bytes);
+ucs_status_t tddp_ucx_on_control(void *self, const void *header, size_t header_bytes, void *data,
+                                 size_t bytes, const ucp_am_recv_param_t *param);
+/* Who sent an active message, whose header is copied; NULL: it is none of ours. */
+tddp_ucx_peer *tddp_ucx_sender(tddp_ucx *self, const void *header, size_t header_bytes,
+                               tddp_ucx_header *out);
+/* Adds to a text in so many bytes; what has no room is cut. */
+void tddp_ucx_add(char *text, size_t bytes, const char *format, ...) TDDP_PRINTF(3, 4);
+/* Sends what is no data; it is complete when UCX says so, which nobody waits for. */
+void tddp_ucx_tell(tddp_ucx_peer *peer, unsigned control, const void *data, size_t bytes);
 /* Tells all connected peers, once, why this rank takes no further part. */
 void tddp_ucx_notify(tddp_ucx *self, tddp_status status, const char *text);
 /* Fails with what is known of a peer, or of any, that has gone. */

@@ -207,7 +207,7 @@ MULTI_TEST(the_last_data_arrive_before_the_end, 2, 30)
     for (int i = 0; i < 5; i++) {
         char name[2] = {(char)('a' + i), 0};
         tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-        opts.backend = "gloo";
+        opts.backend = WORLD_BACKEND;
         opts.store = store;
         opts.name = name;
         opts.rank = rank;
@@ -230,7 +230,7 @@ static void expect_create(tddp_store *store, int rank, int world_size, tddp_stat
 {
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
     tddp_group *group;
-    opts.backend = "gloo";
+    opts.backend = WORLD_BACKEND;
     opts.store = store;
     opts.rank = rank;
     opts.world_size = world_size;
@@ -278,7 +278,7 @@ static tddp_status create_at(const char *address, tddp_store *store, int rank, v
                               .same_host = 1,
                               .group = "alone",
                               .address = address};
-    CHECK_OK(tddp_backend_find("gloo", &gloo));
+    CHECK_OK(tddp_backend_find(WORLD_BACKEND, &gloo));
     return gloo->create(&opts, NULL, context);
 }
 
@@ -350,7 +350,7 @@ MULTI_TEST(a_rank_that_gives_up_while_connecting_reports_why, 2, 30)
                                   .same_host = 1,
                                   .group = "alone",
                                   .address = "127.0.0.1"};
-        CHECK_OK(tddp_backend_find("gloo", &gloo));
+        CHECK_OK(tddp_backend_find(WORLD_BACKEND, &gloo));
         tddp_wait wait = {200, cancel};
         CHECK_STATUS(gloo->create(&opts, &wait, &context), TDDP_TIMEOUT);
         tddp_cancel_free(cancel);
@@ -436,7 +436,7 @@ MULTI_TEST(the_first_interface_that_exists_is_used, 2, 20)
     setenv("GLOO_SOCKET_IFNAME", "wlan99,lo", 1);
     tddp_log_set_level(TDDP_LOG_INFO);
     tddp_log_set_sink(keep_address, used);
-    CHECK_OK(tddp_backend_find("gloo", &gloo));
+    CHECK_OK(tddp_backend_find(WORLD_BACKEND, &gloo));
     CHECK_OK(create_at("127.0.0.2", store, rank, &context));
     tddp_log_set_sink(NULL, NULL);
     CHECK_TEXT(used, "127.0.0.1");
@@ -448,7 +448,7 @@ MULTI_TEST(missing_ranks_are_reported_and_the_wait_can_be_cancelled, 1, 20)
 {
     tddp_store *store = open_store(0, 1, port);
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    opts.backend = "gloo";
+    opts.backend = WORLD_BACKEND;
     opts.store = store;
     opts.world_size = 2;
     opts.timeout_ms = 300;

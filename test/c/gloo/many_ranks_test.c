@@ -174,7 +174,7 @@ MULTI_TEST(a_rank_may_open_too_few_files, 12, 60)
 {
     tddp_group *group;
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    opts.backend = "gloo";
+    opts.backend = WORLD_BACKEND;
     opts.store = open_store(rank, world_size, port);
     opts.rank = rank;
     opts.world_size = world_size;

@@ -99,7 +99,7 @@ static void open_case(world *w, int number)
 {
     char name[16] = {(char)('a' + number / 26), (char)('a' + number % 26), 0};
     tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-    opts.backend = "gloo";
+    opts.backend = WORLD_BACKEND;
     opts.store = w->store;
     opts.name = name;
     opts.rank = w->rank;

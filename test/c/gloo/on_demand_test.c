@@ -77,7 +77,7 @@ MULTI_TEST(group_after_group, 4, 60)
         tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
         tddp_group *group;
         (void)snprintf(name, sizeof name, "group %d", i);
-        opts.backend = "gloo";
+        opts.backend = WORLD_BACKEND;
         opts.store = here.store;
         opts.parent = here.group;
         opts.rank = rank;

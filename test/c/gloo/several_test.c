@@ -30,7 +30,7 @@ MULTI_TEST(groups_one_after_the_other_and_side_by_side, 2, 30)
     for (int i = 0; i < 2; i++) {
         tddp_group *group = open_group(store, rank, world_size, 20000);
         tddp_group_opts opts = TDDP_GROUP_OPTS_INIT;
-        opts.backend = "gloo";
+        opts.backend = WORLD_BACKEND;
         opts.store = store;
         opts.name = "second";
         opts.rank = 1 - rank;

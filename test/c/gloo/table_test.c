@@ -19,7 +19,7 @@ typedef struct member {
 static member join(int rank, int world_size, int port)
 {
     member self = {NULL, open_store(rank, world_size, port), NULL};
-    CHECK_OK(tddp_backend_find("gloo", &self.backend));
+    CHECK_OK(tddp_backend_find(WORLD_BACKEND, &self.backend));
     tddp_backend_opts opts = {.size = sizeof opts,
                               .rank = rank,
                               .world_size = world_size,
@@ -124,7 +124,7 @@ MULTI_TEST(local_parts_must_agree, 1, 20)
 MULTI_TEST(the_table_has_every_collective, 1, 20)
 {
     const tddp_backend_v1 *backend;
-    CHECK_OK(tddp_backend_find("gloo", &backend));
+    CHECK_OK(tddp_backend_find(WORLD_BACKEND, &backend));
     CHECK_INT(backend->op_count, TDDP_OP_COUNT);
     for (int kind = 0; kind < TDDP_OP_COUNT; kind++) {
         CHECK(tddp_op_is_p2p((tddp_op_kind)kind) || backend->run[kind]);
