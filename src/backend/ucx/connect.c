@@ -13,7 +13,7 @@
 #include "base/base.h"
 
 /* While this rank waits for others' records: between two checks whether those live. */
-enum { CHECK_MS = 300, REASON_MS = 200, SLEEP_MS = 20, MAX_LISTENERS = 256 };
+enum { CHECK_MS = 300, REASON_MS = 200, SLEEP_MS = 20, PROBE_MS = 1000, MAX_LISTENERS = 256 };
 
 /* --- the worker ------------------------------------------------------------------------------ */
 
@@ -180,9 +180,10 @@ static int missing_peers(const tddp_ucx *self, char text[TDDP_MEETING_TEXT_BYTES
 
 /* Why no further hello is waited for. */
 static tddp_status check_connecting(tddp_ucx *self, const tddp_backend_opts *opts,
-                                    const tddp_cancel *cancel, int64_t deadline,
+                                    const tddp_cancel *cancel, int64_t began, int64_t deadline,
                                     tddp_meeting *meeting)
 {
+    const int64_t now = tddp_now_ns();
     char missing[TDDP_MEETING_TEXT_BYTES];
     for (int rank = 0; rank < self->size; rank++) {
         const tddp_ucx_peer *peer = &self->peers[rank];
@@ -193,10 +194,15 @@ static tddp_status check_connecting(tddp_ucx *self, const tddp_backend_opts *opt
                              why ? why : "has it ended, or does a firewall stand between?");
         }
     }
+    for (int rank = 0; now - began >= PROBE_MS * TDDP_NS_PER_MS && rank < self->rank; rank++) {
+        if (!self->peers[rank].endpoint && self->peers[rank].state == TDDP_UCX_ACTIVE) {
+            tddp_ucx_connect(&self->peers[rank]); /* does it live? */
+        }
+    }
     if (cancel && tddp_cancel_triggered(cancel)) {
         return tddp_fail(TDDP_CANCELED, "interrupted while all ranks connect");
     }
-    if (tddp_now_ns() >= deadline) {
+    if (now >= deadline) {
         (void)missing_peers(self, missing);
         return tddp_fail(TDDP_TIMEOUT,
                          "these have not connected to this rank in the time given: %s", missing);
@@ -211,7 +217,8 @@ static tddp_status connect_all(tddp_ucx *self, const tddp_backend_opts *opts,
                                const tddp_cancel *cancel, int64_t deadline, tddp_meeting *meeting)
 {
     char missing[TDDP_MEETING_TEXT_BYTES];
-    int64_t checked_at = tddp_now_ns();
+    const int64_t began = tddp_now_ns();
+    int64_t checked_at = began;
     tddp_status status = TDDP_OK;
     for (int rank = self->rank + 1; rank < self->size; rank++) {
         tddp_ucx_connect(&self->peers[rank]);
@@ -223,7 +230,7 @@ static tddp_status connect_all(tddp_ucx *self, const tddp_backend_opts *opts,
             (void)poll(&one, 1, SLEEP_MS);
         }
         if (tddp_now_ns() - checked_at >= SLEEP_MS * TDDP_NS_PER_MS) {
-            status = check_connecting(self, opts, cancel, deadline, meeting);
+            status = check_connecting(self, opts, cancel, began, deadline, meeting);
             checked_at = tddp_now_ns();
         }
     }
@@ -249,7 +256,8 @@ static tddp_status meet(tddp_ucx *self, const tddp_backend_opts *opts, const tdd
         return status;
     }
     const tddp_wait first = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
-    status = open_worker(self);
+    status = tddp_ucx_check_descriptors(self->size);
+    status = status ? status : open_worker(self);
     status = status ? status : give(self, meeting, &first);
     const tddp_wait rest = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
     status = status ? status : tddp_meeting_await(meeting, &rest);

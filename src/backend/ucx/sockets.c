@@ -11,6 +11,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include "backend/ucx/ucx.h"
@@ -62,6 +63,29 @@ size_t tddp_ucx_listeners(int *fds, uint16_t *ports, size_t room)
         (void)closedir(folder);
     }
     return count;
+}
+
+/* With too few UCX ends the process. */
+tddp_status tddp_ucx_check_descriptors(int size)
+{
+    enum { OTHERS = 48 }; /* the worker's and UCX's own, more with each interface */
+    DIR *folder = opendir("/proc/self/fd");
+    rlim_t needed = (rlim_t)(size - 1) + OTHERS;
+    struct rlimit limit;
+    while (folder && next_descriptor(folder) >= 0) {
+        needed++;
+    }
+    if (folder) {
+        (void)closedir(folder);
+    }
+    if (!folder || (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < needed)) {
+        return tddp_fail(TDDP_SYSTEM,
+                         "connections to %d ranks need a limit of %llu open files, and it is %llu: "
+                         "raise it (ulimit -n)",
+                         size - 1, (unsigned long long)needed,
+                         folder ? (unsigned long long)limit.rlim_cur : 0);
+    }
+    return TDDP_OK;
 }
 
 static bool contains(const uint16_t *ports, uint16_t port)

@@ -170,6 +170,9 @@ void tddp_ucx_arm(void *context);
 
 /* --- sockets.c ------------------------------------------------------------------------------- */
 
+/* Whether this process may open as many files as connections to all ranks need. */
+tddp_status tddp_ucx_check_descriptors(int size);
+
 /* The listening sockets of this process, of which those that a worker makes are new. */
 size_t tddp_ucx_listeners(int *fds, uint16_t *ports, size_t room);
 

@@ -241,6 +241,7 @@ static void expect_create(tddp_store *store, int rank, int world_size, tddp_stat
 
 MULTI_TEST(an_unknown_interface_is_reported, 2, 20)
 {
+    for_gloo_alone();
     tddp_store *store = open_store(rank, world_size, port);
     setenv("GLOO_SOCKET_IFNAME", "wlan99,eth77", 1);
     expect_create(store, rank, world_size, TDDP_INVALID_ARGUMENT,
@@ -251,6 +252,7 @@ MULTI_TEST(an_unknown_interface_is_reported, 2, 20)
 
 MULTI_TEST(a_failure_to_connect_is_reported_to_all, 2, 20)
 {
+    for_gloo_alone();
     tddp_store *store = open_store(rank, world_size, port);
     if (rank == 1) {
         setenv("GLOO_SOCKET_IFNAME", "eth77", 1);
@@ -429,6 +431,7 @@ static void keep_address(tddp_log_level level, const char *room, const char *tex
 /* Instead of the address passed to the group. */
 MULTI_TEST(the_first_interface_that_exists_is_used, 2, 20)
 {
+    for_gloo_alone();
     char used[32] = "";
     void *context;
     const tddp_backend_v1 *gloo;

@@ -81,6 +81,7 @@ MULTI_TEST(a_receive_without_a_send_times_out, 2, 20)
 
 MULTI_TEST(a_send_without_a_receive_times_out, 2, 20)
 {
+    for_gloo_alone();
     world here = open_world(rank, world_size, port, 20000);
     CHECK_OK(tddp_barrier(here.group, NULL));
     limit_to(here.group, rank == 0 ? 300 : 20000);
@@ -174,6 +175,9 @@ static tddp_status broadcast_from_2(tddp_group *group)
 
 static void killed(int rank, int world_size, int port, pending run, bool before)
 {
+    if (run == send_to_1 || run == send_to_2) {
+        for_gloo_alone();
+    }
     world here = open_world(rank, world_size, port, 20000);
     CHECK_OK(tddp_barrier(here.group, NULL));
     if (rank == 1) {
