@@ -6,14 +6,15 @@
  * does not patch functions that allocate memory, unless the environment says otherwise. Invariant:
  * a child of this process never calls UCX, whose thread and connections it does not have.
  */
+#include <dlfcn.h>
 #include <errno.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include <ucm/api/ucm.h>
 #include <ucs/config/global_opts.h>
 #include <ucs/debug/debug.h>
 
@@ -51,6 +52,27 @@ tddp_status tddp_ucx_peer_timeout(int *seconds)
     return TDDP_OK;
 }
 
+/*
+ * The constructor of libucs calls this function of libucm, and thereby patches mmap(2) and others,
+ * while other threads may execute them. This one comes first, as the loader looks for symbols in
+ * the library that it was asked for before it does in those that this one needs. Networks that
+ * access memory by themselves need the patches.
+ */
+TDDP_API void ucm_set_global_opts(const ucm_global_config_t *opts)
+{
+    void (*set_opts)(const ucm_global_config_t *);
+    ucm_global_config_t own = *opts;
+    *(void **)&set_opts = dlsym(RTLD_NEXT, "ucm_set_global_opts");
+    if (access("/sys/class/infiniband", F_OK) != 0 && !getenv("UCX_MEM_EVENTS") &&
+        !getenv("UCX_MEM_MMAP_HOOK_MODE")) {
+        own.enable_events = 0;
+        own.mmap_hook_mode = UCM_MMAP_HOOK_NONE;
+    }
+    if (set_opts) {
+        set_opts(&own);
+    }
+}
+
 /* The constructor of libucs has taken these signals, if the environment let it. */
 static void give_signals_back(void)
 {
@@ -65,9 +87,6 @@ static void give_signals_back(void)
     }
     if (!getenv("UCX_LOG_LEVEL")) {
         (void)ucs_global_opts_set_value("LOG_LEVEL", "fatal");
-    }
-    if (!getenv("UCX_MEMTYPE_CACHE")) { /* it needs to see all memory that is mapped */
-        (void)ucs_global_opts_set_value("MEMTYPE_CACHE", "n");
     }
 }
 
@@ -86,6 +105,7 @@ static void configure(ucp_config_t *config, int seconds)
     char value[32];
     set(config, "TLS", "^shm");      /* ranks of one host have shared memory of their own */
     set(config, "TCP_CONN_NB", "y"); /* nothing here blocks */
+    set(config, "CONN_NB", "y");     /* its name for 1.13 */
     set(config, "WARN_INVALID_CONFIG", "n");
     if (seconds > 0) {
         (void)snprintf(value, sizeof value, "%ds", seconds / 3 > 0 ? seconds / 3 : 1);

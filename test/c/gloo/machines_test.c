@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -39,8 +40,13 @@ static void move_out(int rank)
     if (run("ip -V >/dev/null 2>&1") != 0) {
         check_skip("ip(8) is not here (package iproute2)");
     }
-    if (unshare(CLONE_NEWNET) != 0) {
+    if (unshare(CLONE_NEWNET | CLONE_NEWNS) != 0) {
         check_skip(errno == EPERM ? "making network namespaces needs root" : strerror(errno));
+    }
+    /* /sys shows the interfaces of the namespace in which it was mounted. */
+    if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("none", "/sys", "sysfs", 0, NULL) != 0) {
+        check_skip("/sys cannot be mounted");
     }
     CHECK_INT(run("ip link set lo up"), 0);
     if (rank == 1) {
@@ -59,6 +65,7 @@ static void move_out(int rank)
             rank) != 0) {
         check_skip("the namespaces cannot be joined");
     }
+    CHECK_UNTIL(run("grep -q up /sys/class/net/cable%d/operstate", rank) == 0);
 }
 
 static world open_world_in_namespace(int rank, int port)
