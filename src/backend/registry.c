@@ -222,12 +222,16 @@ static tddp_status search(const char *name, tddp_bytes *tried, const tddp_backen
     return status;
 }
 
-/* How to get one: most are built with libtddp, that of an MPI where there is one. */
+/* How to get one: most are built with libtddp, those of MPI and UCX where these are. */
 static const char *cure_of(const char *name)
 {
     if (strcmp(name, "mpi") == 0) {
         return "install an MPI (Debian: libopenmpi-dev or libmpich-dev), then build libtddp again "
                "(rake compile, or gem pristine torch-ddp)";
+    }
+    if (strcmp(name, "ucx") == 0) {
+        return "install UCX (Debian: libucx-dev), then build libtddp again (rake compile, or gem "
+               "pristine torch-ddp)";
     }
     return "build libtddp with it";
 }
