@@ -77,15 +77,14 @@ void tddp_ucx_poll(void *context)
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-/* The event of a worker, or a look at one that was polled. Never waits for who moves messages. */
+/* The event of a worker, or a look at one that was polled. */
 static void serve(tddp_ucx *self, bool event)
 {
-    self->recheck_ms = RECHECK_MS;
-    if (pthread_mutex_trylock(&self->mutex) != 0) {
-        return;
-    }
+    pthread_mutex_lock(&self->mutex);
     self->armed = self->armed && !event;
-    if (!self->polled) {
+    if (self->polled) {
+        self->recheck_ms = RECHECK_MS;
+    } else {
         arm(self);
         self->recheck_ms = self->armed ? -1 : 0;
     }

@@ -326,7 +326,7 @@ static tddp_status fail_transfer(tddp_ucx_transfer *transfer)
 {
     tddp_ucx *self = transfer->self;
     if (transfer->status == UCS_ERR_MESSAGE_TRUNCATED) {
-        return tddp_fail(TDDP_MISMATCH, "a message of %zu bytes from rank %d: expected at most %zu",
+        return tddp_fail(TDDP_PROTOCOL, "a message of %zu bytes from rank %d: expected at most %zu",
                          transfer->arrived,
                          self->names ? self->names[transfer->peer] : transfer->peer,
                          transfer->bytes);

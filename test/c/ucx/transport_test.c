@@ -165,7 +165,7 @@ MULTI_TEST(a_message_that_is_too_large_is_an_error, 2, 20)
         if (rank == 0) {
             send_to(ucx, 1, TAG, data, bytes);
         } else {
-            CHECK_STATUS(end_with(ucx, post_recv(ucx, 0, TAG, data, bytes - 1), 0), TDDP_MISMATCH);
+            CHECK_STATUS(end_with(ucx, post_recv(ucx, 0, TAG, data, bytes - 1), 0), TDDP_PROTOCOL);
             CHECK_CONTAINS(tddp_error_message(), "bytes from rank 0: expected at most 99");
         }
     }
