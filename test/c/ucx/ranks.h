@@ -39,7 +39,7 @@ static inline void *post_recv(tddp_ucx *ucx, int peer, uint64_t tag, void *data,
     return transfer;
 }
 
-/* Waits as a thread that sleeps does, or as one that spins. */
+/* Waits as a thread that sleeps does, or as one that spins. A wake-up that is lost ends the test. */
 static inline tddp_status await(tddp_ucx *ucx, void *transfer, int peer, bool spins, int *source)
 {
     tddp_status failure = TDDP_OK;
@@ -53,7 +53,7 @@ static inline tddp_status await(tddp_ucx *ucx, void *transfer, int peer, bool sp
         }
         if (!spins) {
             ops->arm(ucx);
-            tddp_eventcount_wait(ucx->events, seen, 0, 20 * TDDP_NS_PER_MS);
+            tddp_eventcount_wait(ucx->events, seen, 0, 60 * TDDP_NS_PER_S);
             failure = ops->check_peer(ucx, peer, 0);
         }
     }

@@ -246,3 +246,51 @@ MULTI_TEST(a_send_that_nobody_receives_ends_with_the_rank, 2, 30)
     }
     tddp_ucx_free(ucx);
 }
+
+/* --- threads --------------------------------------------------------------------------------- */
+
+enum { ROUNDS = 2000 };
+
+typedef struct player {
+    tddp_ucx *ucx;
+    uint64_t tag;
+    size_t bytes;
+    int spins; /* of so many waits one; 0: none */
+} player;
+
+static void *play(void *data)
+{
+    const player *self = data;
+    const int other = 1 - self->ucx->rank;
+    uint8_t *in = calloc(1, self->bytes);
+    uint8_t *out = calloc(1, self->bytes);
+    for (int i = 0; i < ROUNDS; i++) {
+        const bool spins = self->spins && i % self->spins == 0;
+        void *received = post_recv(self->ucx, other, self->tag, in, self->bytes);
+        void *sent = post_send(self->ucx, other, self->tag, out, self->bytes);
+        CHECK_OK(await(self->ucx, sent, other, spins, NULL));
+        CHECK_OK(await(self->ucx, received, other, spins, NULL));
+        CHECK_INT(in[self->bytes - 1], (uint8_t)i);
+        ops->release(self->ucx, sent);
+        ops->release(self->ucx, received);
+        out[self->bytes - 1] = (uint8_t)(i + 1);
+    }
+    free(in);
+    free(out);
+    return NULL;
+}
+
+MULTI_TEST(threads_that_sleep_and_threads_that_spin, 2, 120)
+{
+    tddp_ucx *ucx = open_rank(rank, world_size, port);
+    player players[] = {{ucx, 1, 8, 0}, {ucx, 2, 8, 3}, {ucx, 3, 40000, 0}, {ucx, 4, 40000, 2}};
+    enum { PLAYERS = sizeof players / sizeof *players };
+    pthread_t threads[PLAYERS];
+    for (int i = 0; i < PLAYERS; i++) {
+        CHECK_INT(pthread_create(&threads[i], NULL, play, &players[i]), 0);
+    }
+    for (int i = 0; i < PLAYERS; i++) {
+        CHECK_INT(pthread_join(threads[i], NULL), 0);
+    }
+    tddp_ucx_free(ucx);
+}
