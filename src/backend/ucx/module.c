@@ -2,6 +2,7 @@
  * The backend table "ucx": tddp_coll over a worker of UCX. Any thread, as backend.h describes.
  */
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "backend/ucx/ucx.h"
 
@@ -10,9 +11,13 @@ typedef struct group {
     tddp_coll *coll;
 } group;
 
+/* In a child of the process that made it, nothing of UCX's may be touched. */
 static void destroy(void *context)
 {
     group *self = context;
+    if (self->ucx && self->ucx->owner != getpid()) {
+        return;
+    }
     tddp_coll_destroy(self->coll);
     tddp_ucx_free(self->ucx);
     free(self);

@@ -107,6 +107,10 @@ static void configure(ucp_config_t *config, int seconds)
     set(config, "TCP_CONN_NB", "y"); /* nothing here blocks */
     set(config, "CONN_NB", "y");     /* its name for 1.13 */
     set(config, "WARN_INVALID_CONFIG", "n");
+    const char *interfaces = getenv("GLOO_SOCKET_IFNAME");
+    if (interfaces && *interfaces) {
+        set(config, "NET_DEVICES", interfaces);
+    }
     if (seconds > 0) {
         (void)snprintf(value, sizeof value, "%ds", seconds / 3 > 0 ? seconds / 3 : 1);
         set(config, "KEEPALIVE_INTERVAL", value);
