@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "backend/coll/coll.h"
-#include "backend/coll/messages.h"
 
 static tddp_status check_opts(const tddp_coll_opts *opts)
 {
@@ -79,32 +78,21 @@ void tddp_coll_destroy(tddp_coll *coll)
 
 typedef tddp_status algorithm(tddp_coll *coll, const tddp_op *op);
 
-static algorithm *algorithm_of(tddp_op_kind kind)
-{
-    switch (kind) {
-    case TDDP_OP_ALL_REDUCE:
-        return tddp_coll_all_reduce;
-    case TDDP_OP_REDUCE:
-        return tddp_coll_reduce;
-    case TDDP_OP_REDUCE_SCATTER:
-        return tddp_coll_reduce_scatter;
-    case TDDP_OP_BROADCAST:
-        return tddp_coll_broadcast;
-    case TDDP_OP_BARRIER:
-        return tddp_coll_barrier;
-    case TDDP_OP_ALL_GATHER:
-    case TDDP_OP_GATHER:
-    case TDDP_OP_SCATTER:
-    case TDDP_OP_ALL_TO_ALL:
-        return tddp_coll_move;
-    default:
-        return NULL;
-    }
-}
+static algorithm *const ALGORITHMS[TDDP_OP_COUNT] = {
+    [TDDP_OP_ALL_REDUCE] = tddp_coll_all_reduce,
+    [TDDP_OP_REDUCE] = tddp_coll_reduce,
+    [TDDP_OP_REDUCE_SCATTER] = tddp_coll_reduce_scatter,
+    [TDDP_OP_BROADCAST] = tddp_coll_broadcast,
+    [TDDP_OP_BARRIER] = tddp_coll_barrier,
+    [TDDP_OP_ALL_GATHER] = tddp_coll_move,
+    [TDDP_OP_GATHER] = tddp_coll_move,
+    [TDDP_OP_SCATTER] = tddp_coll_move,
+    [TDDP_OP_ALL_TO_ALL] = tddp_coll_move,
+};
 
 static tddp_status begin(tddp_coll *coll, const tddp_op *op)
 {
-    algorithm *append_steps = algorithm_of(op->kind);
+    algorithm *append_steps = (unsigned)op->kind < TDDP_OP_COUNT ? ALGORITHMS[op->kind] : NULL;
     if (!append_steps || op->bundled > 0) {
         return tddp_fail(TDDP_UNSUPPORTED, "%s%s over a transport", tddp_op_name(op->kind),
                          op->bundled > 0 ? " of several buffers" : "");

@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/coll/messages.h"
+#include "backend/coll/coll.h"
 
 enum {
     LARGEST_NUMBER = 0x7ffffffd, /* of a payload's tag; those above are other tags */
@@ -46,10 +46,10 @@ typedef struct tddp_coll_request {
     eager_buffer *eager;
     void *header;  /* the transfers */
     void *payload; /* of a large message; posted: by a receiver only once the header has arrived */
-    int source;    /* of the message, once that has arrived */
+    int source;    /* the other rank; of a receive from any source once the message has arrived */
     bool probed;
-    struct tddp_coll_request *previous;
     struct tddp_coll_request *next;
+    struct tddp_coll_request **link; /* what points to it */
 } request;
 
 /* Number 0 is for headers. */
@@ -81,12 +81,13 @@ static request *make_request(tddp_coll *coll, const tddp_op *op)
         free(self);
         return NULL;
     }
-    *self = (request){.coll = coll, .op = op, .eager = eager, .source = TDDP_ANY_SOURCE};
+    *self = (request){.coll = coll, .op = op, .eager = eager, .source = op->peer};
     tddp_coll_wait_init(&self->wait, op);
     pthread_mutex_lock(&coll->mutex);
     self->next = coll->requests;
+    self->link = &coll->requests;
     if (self->next) {
-        self->next->previous = self;
+        self->next->link = &self->next;
     }
     coll->requests = self;
     pthread_mutex_unlock(&coll->mutex);
@@ -100,9 +101,9 @@ static void free_request(request *self)
         tddp_coll_release(coll, &self->header);
         tddp_coll_release(coll, &self->payload);
         pthread_mutex_lock(&coll->mutex);
-        *(self->previous ? &self->previous->next : &coll->requests) = self->next;
+        *self->link = self->next;
         if (self->next) {
-            self->next->previous = self->previous;
+            self->next->link = self->link;
         }
         if (coll->idle_count < MAX_IDLE) {
             self->eager->next = coll->idle;
@@ -194,50 +195,38 @@ tddp_status tddp_coll_post(tddp_coll *coll, const tddp_op *op, void **out)
 /* --- finishing ------------------------------------------------------------------------------- */
 
 /* Waits until the other side has arrived. */
-static tddp_status await_header(request *self, int *source)
+static tddp_status await_header(request *self)
 {
     if (self->wait.matched) {
         return TDDP_OK;
     }
     tddp_status status =
-        tddp_coll_await(self->coll, &self->wait, self->header, self->op->peer, source);
+        tddp_coll_await(self->coll, &self->wait, self->header, self->op->peer, &self->source);
     self->wait.matched = status == TDDP_OK;
     return status;
 }
 
-static tddp_status finish_send(request *self)
+/* Posts the receive of a large payload, or copies a small one, if it is the one that is expected.
+ */
+static tddp_status begin_payload(request *self)
 {
-    tddp_status status = await_header(self, NULL);
-    if (status == TDDP_OK && self->payload) {
-        status = tddp_coll_await(self->coll, &self->wait, self->payload, self->op->peer, NULL);
-    }
-    return status;
-}
-
-static tddp_status check_message(const request *self, const message *header)
-{
-    const tddp_buffer *output = &self->op->output;
-    if (header->count == output->count && header->dtype == (uint32_t)output->dtype) {
-        return TDDP_OK;
-    }
-    return tddp_fail(TDDP_MISMATCH,
-                     "rank %d sends %" PRIu64 " elements of %s, rank %d receives %zu elements of "
-                     "%s with tag %" PRIu32 ": both must be the same",
-                     tddp_coll_rank_name(self->coll, self->source), header->count,
-                     tddp_dtype_name((tddp_dtype)header->dtype),
-                     tddp_coll_rank_name(self->coll, self->coll->rank), output->count,
-                     tddp_dtype_name(output->dtype), self->op->tag);
-}
-
-/* Posts the receive of a large payload, or copies a small one. */
-static tddp_status begin_payload(request *self, const message *header)
-{
+    const tddp_coll *coll = self->coll;
     const tddp_buffer *output = &self->op->output;
     const size_t bytes = tddp_buffer_bytes(output);
-    if (header->number != 0) {
-        const tddp_coll *coll = self->coll;
+    message header;
+    memcpy(&header, self->eager->data, sizeof header);
+    if (header.count != output->count || header.dtype != (uint32_t)output->dtype) {
+        return tddp_fail(TDDP_MISMATCH,
+                         "rank %d sends %" PRIu64 " elements of %s, rank %d receives %zu elements "
+                         "of %s with tag %" PRIu32 ": both must be the same",
+                         tddp_coll_rank_name(coll, self->source), header.count,
+                         tddp_dtype_name((tddp_dtype)header.dtype),
+                         tddp_coll_rank_name(coll, coll->rank), output->count,
+                         tddp_dtype_name(output->dtype), self->op->tag);
+    }
+    if (header.number != 0) {
         return coll->transport->recv(coll->context, self->source,
-                                     tag_of(self->op->tag, header->number), output->data, bytes,
+                                     tag_of(self->op->tag, header.number), output->data, bytes,
                                      &self->payload);
     }
     if (bytes > 0) {
@@ -246,34 +235,25 @@ static tddp_status begin_payload(request *self, const message *header)
     return TDDP_OK;
 }
 
-static tddp_status finish_recv(request *self)
-{
-    tddp_status status = await_header(self, &self->source);
-    if (status == TDDP_OK && !self->payload) {
-        message header;
-        memcpy(&header, self->eager->data, sizeof header);
-        status = check_message(self, &header);
-        status = status ? status : begin_payload(self, &header);
-    }
-    if (status == TDDP_OK && self->payload) {
-        status = tddp_coll_await(self->coll, &self->wait, self->payload, self->source, NULL);
-    }
-    return status;
-}
-
 tddp_status tddp_coll_finish(tddp_coll *coll, void *it, int *source)
 {
     request *self = it;
-    const bool sends = self->op->kind == TDDP_OP_SEND;
+    const bool receives = self->op->kind == TDDP_OP_RECV;
     if (self->probed) {
         self->probed = false;
         self->wait.deadline = tddp_deadline_after_ms(self->op->timeout_ms); /* since the probe */
     }
-    tddp_status status = sends ? finish_send(self) : finish_recv(self);
+    tddp_status status = await_header(self);
+    if (status == TDDP_OK && receives && !self->payload) {
+        status = begin_payload(self);
+    }
+    if (status == TDDP_OK && self->payload) {
+        status = tddp_coll_await(coll, &self->wait, self->payload, self->source, NULL);
+    }
     if (status == TDDP_CANCELED) {
         return status;
     }
-    if (status == TDDP_OK && !sends) {
+    if (status == TDDP_OK && receives) {
         *source = self->source;
     }
     status = tddp_coll_report(coll, status);
@@ -284,7 +264,7 @@ tddp_status tddp_coll_finish(tddp_coll *coll, void *it, int *source)
 tddp_status tddp_coll_probe(tddp_coll *coll, void *it, int *source)
 {
     request *self = it;
-    tddp_status status = await_header(self, &self->source);
+    tddp_status status = await_header(self);
     if (status == TDDP_OK) {
         *source = self->source;
         self->probed = true;

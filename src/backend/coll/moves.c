@@ -52,42 +52,26 @@ tddp_status tddp_coll_move(tddp_coll *coll, const tddp_op *op)
     return TDDP_OK;
 }
 
-/* A part of the data of each rank but the root. */
-typedef struct scattered {
-    const tddp_op *op;
-    tddp_coll_partition parts;
-} scattered;
-
-static size_t start_of(const scattered *self, int rank)
+/* The part of each rank but the root. */
+static tddp_coll_span part_of(const tddp_coll *coll, const tddp_op *op, int rank)
 {
-    return tddp_coll_part_start(&self->parts, rank - (rank > self->op->root));
+    return tddp_coll_part(&op->output, coll->size - 1, rank - (rank > op->root));
 }
 
-static size_t bytes_of(const scattered *self, int rank)
+/* Appends the transfers with a peer that need no data of others. */
+static void begin_scattered(tddp_coll *coll, const tddp_op *op, int peer, tddp_coll_span part)
 {
-    return tddp_coll_part_bytes(&self->parts, rank - (rank > self->op->root));
-}
-
-/* Appends the transfers with a peer that need no data of others. Returns the first one's index. */
-static size_t begin_scattered(tddp_coll *coll, const scattered *self, int peer)
-{
-    const tddp_op *op = self->op;
-    const bool sends = coll->rank == op->root;
-    /* The root owns no part: from it this rank receives its own one. */
-    const int owner = peer == op->root ? coll->rank : peer;
-    char *data = (char *)op->output.data + start_of(self, owner);
-    const size_t first = coll->program.count;
-    EACH_CHUNK(bytes_of(self, owner), at)
+    tddp_coll_send_header(coll, peer, NULL, 0);
+    EACH_CHUNK(part.bytes, at)
     {
-        const size_t bytes = tddp_coll_min(CHUNK_BYTES, bytes_of(self, owner) - at);
-        if (sends) {
-            (void)tddp_coll_send(coll, op, peer, TO_OWNER, data + at, bytes);
+        const size_t bytes = tddp_coll_min(CHUNK_BYTES, part.bytes - at);
+        if (coll->rank == op->root) {
+            (void)tddp_coll_send(coll, op, peer, TO_OWNER, part.data + at, bytes);
         } else {
             (void)tddp_coll_recv(coll, op, peer, peer == op->root ? TO_OWNER : FROM_OWNER,
-                                 data + at, bytes);
+                                 part.data + at, bytes);
         }
     }
-    return first;
 }
 
 /* Sent directly to every rank, each byte would leave the root once for each rank. Instead the root
@@ -95,28 +79,22 @@ static size_t begin_scattered(tddp_coll *coll, const scattered *self, int peer)
  * and all_gather): each rank sends about as much as it receives. */
 static void broadcast_scattered(tddp_coll *coll, const tddp_op *op)
 {
-    const scattered self = {op, tddp_coll_partition_of(&op->output, coll->size - 1)};
-    size_t from_root = 0;
+    const tddp_coll_span own = part_of(coll, op, coll->rank); /* the root's isn't used */
+    size_t from_root = 0; /* the step that receives the first chunk of this rank's part */
     EACH_PEER(coll, peer)
     {
-        tddp_coll_send_header(coll, peer, NULL, 0);
-        const size_t first = begin_scattered(coll, &self, peer);
-        from_root = peer == op->root ? first : from_root;
+        from_root = peer == op->root ? coll->program.count + 2 : from_root;
+        begin_scattered(coll, op, peer, peer == op->root ? own : part_of(coll, op, peer));
     }
     tddp_coll_recv_headers(coll);
-    if (coll->rank == op->root) {
-        return;
-    }
-    const char *data = (const char *)op->output.data + start_of(&self, coll->rank);
-    const size_t mine = bytes_of(&self, coll->rank);
-    EACH_CHUNK(mine, at)
+    EACH_CHUNK(coll->rank == op->root ? 0 : own.bytes, at)
     {
         tddp_coll_await_step(coll, op->root, from_root + at / CHUNK_BYTES);
         EACH_PEER(coll, peer)
         {
             if (peer != op->root) {
-                (void)tddp_coll_send(coll, op, peer, FROM_OWNER, data + at,
-                                     tddp_coll_min(CHUNK_BYTES, mine - at));
+                (void)tddp_coll_send(coll, op, peer, FROM_OWNER, own.data + at,
+                                     tddp_coll_min(CHUNK_BYTES, own.bytes - at));
             }
         }
     }
@@ -134,7 +112,7 @@ tddp_status tddp_coll_broadcast(tddp_coll *coll, const tddp_op *op)
 tddp_status tddp_coll_barrier(tddp_coll *coll, const tddp_op *op)
 {
     if (tddp_coll_doubles(coll, 0)) {
-        tddp_coll_all_reduce_doubling(coll, op);
+        tddp_coll_double(coll, op);
         return TDDP_OK;
     }
     return tddp_coll_move(coll, op);

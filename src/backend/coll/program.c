@@ -37,9 +37,7 @@ static uint64_t tag_of(const tddp_op *op, int rank, int peer, bool sends, tddp_c
 
 /* --- building -------------------------------------------------------------------------------- */
 
-/* Appends a step. Where there is no memory for it, the last one is overwritten: the program is then
- * not executed. */
-static tddp_coll_step *append(tddp_coll *coll, tddp_coll_kind kind, int peer, size_t bytes)
+void tddp_coll_add(tddp_coll *coll, tddp_coll_step step)
 {
     tddp_coll_program *program = &coll->program;
     if (program->count == program->capacity && !program->incomplete) {
@@ -49,96 +47,63 @@ static tddp_coll_step *append(tddp_coll *coll, tddp_coll_kind kind, int peer, si
         program->steps = grown ? grown : program->steps;
         program->capacity *= grown ? 2 : 1;
     }
-    program->count -= program->incomplete;
-    tddp_coll_step *step = &program->steps[program->count++];
-    *step = (tddp_coll_step){.kind = kind, .peer = peer, .bytes = bytes};
-    return step;
+    if (!program->incomplete) {
+        program->steps[program->count++] = step;
+    }
 }
 
 size_t tddp_coll_send(tddp_coll *coll, const tddp_op *op, int peer, tddp_coll_phase phase,
                       const char *data, size_t bytes)
 {
-    tddp_coll_step *step = append(coll, STEP_SEND, peer, bytes);
-    step->from = data;
-    step->tag = tag_of(op, coll->rank, peer, true, phase);
+    const uint64_t tag = tag_of(op, coll->rank, peer, true, phase);
+    ADD_STEP(coll, .kind = STEP_SEND, .peer = peer, .from = data, .bytes = bytes, .tag = tag);
     return coll->program.count - 1;
 }
 
 size_t tddp_coll_recv(tddp_coll *coll, const tddp_op *op, int peer, tddp_coll_phase phase,
                       char *data, size_t bytes)
 {
-    tddp_coll_step *step = append(coll, STEP_RECV, peer, bytes);
-    step->to = data;
-    step->tag = tag_of(op, coll->rank, peer, false, phase);
+    const uint64_t tag = tag_of(op, coll->rank, peer, false, phase);
+    ADD_STEP(coll, .kind = STEP_RECV, .peer = peer, .to = data, .bytes = bytes, .tag = tag);
     return coll->program.count - 1;
 }
 
 void tddp_coll_await_step(tddp_coll *coll, int peer, size_t posted)
 {
-    append(coll, STEP_WAIT, peer, 0)->posted = posted;
+    ADD_STEP(coll, .kind = STEP_WAIT, .peer = peer, .posted = posted);
 }
 
 void tddp_coll_copy(tddp_coll *coll, void *to, const void *from, size_t bytes)
 {
     if (bytes > 0 && to != from) {
-        tddp_coll_step *step = append(coll, STEP_COPY, coll->rank, bytes);
-        step->to = to;
-        step->from = from;
+        ADD_STEP(coll, .kind = STEP_COPY, .to = to, .from = from, .bytes = bytes);
     }
 }
 
 void tddp_coll_scale(tddp_coll *coll, void *data, size_t bytes, double factor)
 {
     if (bytes > 0 && factor != 1.0) {
-        tddp_coll_step *step = append(coll, STEP_SCALE, coll->rank, bytes);
-        step->to = data;
-        step->factor = factor;
-    }
-}
-
-void tddp_coll_scale_peer(tddp_coll *coll, int peer, void *data, size_t bytes)
-{
-    if (bytes > 0) {
-        append(coll, STEP_SCALE_PEER, peer, bytes)->to = data;
+        ADD_STEP(coll, .kind = STEP_SCALE, .to = data, .bytes = bytes, .factor = factor);
     }
 }
 
 void tddp_coll_combine(tddp_coll *coll, void *into, const void *from, size_t bytes, double factor)
 {
-    if (bytes > 0) {
-        tddp_coll_step *step = append(coll, STEP_COMBINE, coll->rank, bytes);
-        step->to = into;
-        step->from = from;
-        step->factor = factor;
-    }
-}
-
-void tddp_coll_expect_header(tddp_coll *coll, int peer)
-{
-    (void)append(coll, STEP_EXPECT, peer, 0);
-}
-
-void tddp_coll_answer_header(tddp_coll *coll, int peer, const void *data, size_t bytes)
-{
-    append(coll, STEP_ANSWER, peer, bytes)->from = data;
+    ADD_STEP(coll, .kind = STEP_COMBINE, .to = into, .from = from, .bytes = bytes,
+             .factor = factor);
 }
 
 void tddp_coll_send_header(tddp_coll *coll, int peer, const void *data, size_t bytes)
 {
-    tddp_coll_expect_header(coll, peer);
-    tddp_coll_answer_header(coll, peer, data, bytes);
-}
-
-void tddp_coll_recv_header(tddp_coll *coll, int peer)
-{
-    (void)append(coll, STEP_HEADER, peer, 0);
+    ADD_STEP(coll, .kind = STEP_EXPECT, .peer = peer);
+    ADD_STEP(coll, .kind = STEP_ANSWER, .peer = peer, .from = data, .bytes = bytes);
 }
 
 void tddp_coll_recv_headers(tddp_coll *coll)
 {
     EACH_PEER(coll, peer)
     {
-        tddp_coll_recv_header(coll, peer);
+        ADD_STEP(coll, .kind = STEP_HEADER, .peer = peer);
     }
 }
 
