@@ -249,7 +249,7 @@ MULTI_TEST(a_send_that_nobody_receives_ends_with_the_rank, 2, 30)
 
 /* --- threads --------------------------------------------------------------------------------- */
 
-enum { ROUNDS = 2000 };
+enum { ROUNDS = 500 };
 
 typedef struct player {
     tddp_ucx *ucx;
