@@ -13,7 +13,7 @@
 #include "base/base.h"
 
 /* While this rank waits for others' records: between two checks whether those live. */
-enum { CHECK_MS = 300, REASON_MS = 200, SLEEP_MS = 20, PROBE_MS = 1000, MAX_LISTENERS = 256 };
+enum { CHECK_MS = 300, REASON_MS = 200, SLEEP_MS = 20, PROBE_MS = 1000 };
 
 /* --- the worker ------------------------------------------------------------------------------ */
 
@@ -45,42 +45,21 @@ static tddp_status make_worker(tddp_ucx *self, ucp_context_h context)
     return status ? status : set_handler(self, TDDP_UCX_CONTROL, tddp_ucx_on_control);
 }
 
-/* Notes which listening sockets the worker has made. UCX's own thread, which the first worker
- * starts, inherits this one's signals. */
+/* UCX's own thread, which the first worker starts, inherits this one's signals. */
 static tddp_status open_worker(tddp_ucx *self)
 {
     ucp_context_h context;
-    int before[MAX_LISTENERS];
-    int after[MAX_LISTENERS];
-    uint16_t ports[MAX_LISTENERS];
     sigset_t all;
     sigset_t mask;
     sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &mask);
     tddp_status status = tddp_ucx_context(&context);
-    const size_t known = tddp_ucx_listeners(before, ports, MAX_LISTENERS);
     status = status ? status : make_worker(self, context);
     (void)pthread_sigmask(SIG_SETMASK, &mask, NULL);
-    const size_t count = tddp_ucx_listeners(after, ports, MAX_LISTENERS);
-    for (size_t i = 0; i < count; i++) {
-        bool is_new = true;
-        for (size_t j = 0; j < known; j++) {
-            is_new = is_new && after[i] != before[j];
-        }
-        if (is_new && self->port_count < TDDP_UCX_MAX_PORTS) {
-            self->ports[self->port_count++] = ports[i];
-        }
-    }
     return status;
 }
 
 /* --- addresses ------------------------------------------------------------------------------- */
-
-/* A rank's record: its ports, then the worker's address. */
-typedef struct record {
-    uint16_t ports[TDDP_UCX_MAX_PORTS];
-    char address[];
-} record;
 
 static tddp_status give(tddp_ucx *self, tddp_meeting *meeting, const tddp_wait *wait)
 {
@@ -90,46 +69,37 @@ static tddp_status give(tddp_ucx *self, tddp_meeting *meeting, const tddp_wait *
     if (got != UCS_OK) {
         return tddp_ucx_fail(got, "a worker's address");
     }
-    tddp_status status = TDDP_OK;
-    record *mine = calloc(1, sizeof *mine + bytes);
-    if (mine) {
-        memcpy(mine->ports, self->ports, sizeof mine->ports);
-        memcpy(mine->address, address, bytes);
-        status = tddp_meeting_give(meeting, (tddp_slice){(const char *)mine, sizeof *mine + bytes},
-                                   wait);
-        free(mine);
-    } else {
-        status = tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
-    }
+    const tddp_status status =
+        tddp_meeting_give(meeting, (tddp_slice){(const char *)address, bytes}, wait);
     ucp_worker_release_address(self->worker, address);
     return status;
 }
 
-/* Copies the peers' records, each aligned. */
+static size_t aligned(size_t bytes)
+{
+    return (bytes + 7) & ~(size_t)7;
+}
+
 static tddp_status take(tddp_ucx *self, tddp_meeting *meeting)
 {
     const tddp_slice *records = tddp_meeting_records(meeting);
     size_t total = 0;
     for (int rank = 0; rank < self->size; rank++) {
-        if (records[rank].size <= sizeof(record)) {
-            return tddp_fail(TDDP_PROTOCOL,
-                             "the record of rank %d has %zu bytes: expected an address of UCX",
-                             rank, records[rank].size);
+        if (records[rank].size == 0) {
+            return tddp_fail(TDDP_PROTOCOL, "the record of rank %d is empty: expected an address",
+                             rank);
         }
-        total += (records[rank].size + 7) & ~(size_t)7;
+        total += aligned(records[rank].size);
     }
-    self->records = calloc(1, total);
-    if (!self->records) {
+    self->addresses = calloc(1, total);
+    if (!self->addresses) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
     }
-    char *next = self->records;
+    char *next = self->addresses;
     for (int rank = 0; rank < self->size; rank++) {
-        tddp_ucx_peer *peer = &self->peers[rank];
         memcpy(next, records[rank].data, records[rank].size);
-        record *theirs = (record *)(void *)next;
-        peer->ports = theirs->ports;
-        peer->address = (const ucp_address_t *)(const void *)theirs->address;
-        next += (records[rank].size + 7) & ~(size_t)7;
+        self->peers[rank].address = (const ucp_address_t *)(const void *)next;
+        next += aligned(records[rank].size);
     }
     return TDDP_OK;
 }
@@ -234,10 +204,10 @@ static tddp_status connect_all(tddp_ucx *self, const tddp_backend_opts *opts,
             checked_at = tddp_now_ns();
         }
     }
-    tddp_ucx_set_up_sockets(self);
     return status;
 }
 
+/* Exchanges addresses, and connects to all. */
 static tddp_status meet(tddp_ucx *self, const tddp_backend_opts *opts, const tddp_wait *wait)
 {
     tddp_meeting *meeting;
@@ -256,13 +226,19 @@ static tddp_status meet(tddp_ucx *self, const tddp_backend_opts *opts, const tdd
         return status;
     }
     const tddp_wait first = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
-    status = tddp_ucx_check_descriptors(self->size);
+    tddp_ucx_descriptors before = {0};
+    status = tddp_ucx_list_descriptors(&before);
+    status = status ? status : tddp_ucx_check_descriptors(&before, self->size);
     status = status ? status : open_worker(self);
     status = status ? status : give(self, meeting, &first);
     const tddp_wait rest = {tddp_deadline_poll_ms(deadline), tddp_wait_cancel(wait)};
     status = status ? status : tddp_meeting_await(meeting, &rest);
     status = status ? status : take(self, meeting);
     status = status ? status : connect_all(self, opts, tddp_wait_cancel(wait), deadline, meeting);
+    if (status == TDDP_OK) {
+        tddp_ucx_set_up_sockets(&before, self->peer_timeout);
+    }
+    free(before.is_open);
     tddp_meeting_close(meeting);
     if (status) { /* the others wait for this rank */
         char text[TDDP_UCX_REASON_BYTES];
@@ -331,7 +307,7 @@ void tddp_ucx_free(tddp_ucx *self)
     tddp_eventcount_free(self->events);
     (void)pthread_mutex_destroy(&self->closing);
     (void)pthread_mutex_destroy(&self->mutex);
-    free(self->records);
+    free(self->addresses);
     free(self->names);
     free(self->peers);
     free(self);

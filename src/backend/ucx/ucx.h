@@ -29,10 +29,7 @@ typedef struct tddp_ucx tddp_ucx;
 typedef struct tddp_ucx_transfer tddp_ucx_transfer;
 typedef struct tddp_ucx_message tddp_ucx_message;
 
-enum {
-    TDDP_UCX_MAX_PORTS = 8,      /* at which a worker listens, one an interface */
-    TDDP_UCX_REASON_BYTES = 512, /* why a rank has gone */
-};
+enum { TDDP_UCX_REASON_BYTES = 512 }; /* why a rank has gone */
 
 /* Active messages by number, and what else than data ranks tell each other, by tag. */
 enum { TDDP_UCX_DATA = 1, TDDP_UCX_CONTROL };
@@ -61,8 +58,7 @@ typedef enum tddp_ucx_state { TDDP_UCX_ACTIVE, TDDP_UCX_LEFT, TDDP_UCX_LOST } td
 typedef struct tddp_ucx_peer {
     tddp_ucx *self;
     int rank;
-    const ucp_address_t *address; /* these two are within tddp_ucx.records */
-    const uint16_t *ports;        /* at which it listens; 0: none */
+    const ucp_address_t *address; /* within tddp_ucx.addresses */
     ucp_ep_h endpoint;
     uint32_t sent;
     uint32_t received;
@@ -125,7 +121,7 @@ struct tddp_ucx {
     ucp_worker_h worker;     /* NULL: ended */
     int descriptor;          /* the worker's */
     tddp_ucx_peer *peers;
-    char *records; /* of all ranks: addresses and ports */
+    char *addresses; /* of all ranks */
     tddp_ucx_transfer *posted_any;
     tddp_ucx_transfer *moving;
     uint64_t order;
@@ -134,8 +130,6 @@ struct tddp_ucx {
     tddp_ucx_notice notice;
     tddp_ucx_header controls[TDDP_UCX_CONTROLS];
     char first_failure[TDDP_UCX_REASON_BYTES];
-    uint16_t ports[TDDP_UCX_MAX_PORTS];
-    size_t port_count;
     int peer_timeout; /* seconds; 0: none */
 
     /* The engine's. */
@@ -170,14 +164,21 @@ void tddp_ucx_arm(void *context);
 
 /* --- sockets.c ------------------------------------------------------------------------------- */
 
-/* Whether this process may open as many files as connections to all ranks need. */
-tddp_status tddp_ucx_check_descriptors(int size);
+/* The descriptors of this process at a moment. */
+typedef struct tddp_ucx_descriptors {
+    char *is_open; /* by number; free() it */
+    int room;      /* numbers below that */
+    int count;
+} tddp_ucx_descriptors;
 
-/* The listening sockets of this process, of which those that a worker makes are new. */
-size_t tddp_ucx_listeners(int *fds, uint16_t *ports, size_t room);
+tddp_status tddp_ucx_list_descriptors(tddp_ucx_descriptors *out);
 
-/* Makes UCX's new connections end with this process, and when a machine doesn't answer. */
-void tddp_ucx_set_up_sockets(tddp_ucx *self);
+/* Whether this process may open as many files as connections to all ranks need: else UCX ends it.
+ */
+tddp_status tddp_ucx_check_descriptors(const tddp_ucx_descriptors *open, int size);
+
+/* Makes connections that are new end with this process, and when a machine doesn't answer. */
+void tddp_ucx_set_up_sockets(const tddp_ucx_descriptors *before, int seconds);
 
 /* --- connect.c ------------------------------------------------------------------------------- */
 

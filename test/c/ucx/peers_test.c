@@ -204,3 +204,20 @@ MULTI_TEST(the_thread_ends_with_the_last_group, 2, 30)
     tddp_ucx_free(ucx[1]);
     CHECK_UNTIL(check_threads_named("tddp-ucx") == 0);
 }
+
+MULTI_TEST(groups_leave_no_descriptors, 2, 30)
+{
+    int counts[4];
+    for (int i = 0; i < 4; i++) {
+        tddp_ucx_descriptors open = {0};
+        tddp_ucx *ucx = open_rank(rank, world_size, port);
+        meet(ucx, OTHER_TAG);
+        CHECK_MEET(i, 2);
+        tddp_ucx_free(ucx);
+        CHECK_OK(tddp_ucx_list_descriptors(&open));
+        counts[i] = open.count;
+        free(open.is_open);
+        CHECK_MEET(8 + i, 2);
+    }
+    CHECK_INT(counts[3], counts[1]); /* UCX's own context stays */
+}

@@ -39,7 +39,8 @@ static inline void *post_recv(tddp_ucx *ucx, int peer, uint64_t tag, void *data,
     return transfer;
 }
 
-/* Waits as a thread that sleeps does, or as one that spins. A wake-up that is lost ends the test. */
+/* Waits as a thread that sleeps does, or as one that spins. A wake-up that is lost ends the test.
+ */
 static inline tddp_status await(tddp_ucx *ucx, void *transfer, int peer, bool spins, int *source)
 {
     tddp_status failure = TDDP_OK;
