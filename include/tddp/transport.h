@@ -34,9 +34,10 @@ typedef struct tddp_transport_ops {
     size_t size; /**< sizeof(tddp_transport_ops) the transport was built with */
 
     /** Starts to send a message to another rank. The memory is the transport's, unchanged, until
-     * test() says that the transfer is complete, or release() has returned. Zero bytes are a
-     * message too. `*transfer` is the caller's, until release(). Errors: TDDP_PEER_LOST,
-     * TDDP_GROUP_FAILED (aborted), TDDP_OUT_OF_MEMORY, TDDP_NETWORK. */
+     * test() says that the transfer is complete, or release() has returned. (A receive into it may
+     * be posted before, if its sender needs this message first.) Zero bytes are a message too.
+     * `*transfer` is the caller's, until release(). Errors: TDDP_PEER_LOST, TDDP_GROUP_FAILED
+     * (aborted), TDDP_OUT_OF_MEMORY, TDDP_NETWORK. */
     tddp_status (*send)(void *context, int peer, uint64_t tag, const void *data, size_t bytes,
                         void **transfer);
 

@@ -97,8 +97,9 @@ static tddp_status begin(tddp_coll *coll, const tddp_op *op)
         return tddp_fail(TDDP_UNSUPPORTED, "%s%s over a transport", tddp_op_name(op->kind),
                          op->bundled > 0 ? " of several buffers" : "");
     }
-    if (coll->out_of_step) {
-        return tddp_fail(TDDP_GROUP_FAILED, "an earlier operation of this group has failed");
+    if (coll->out_of_step || coll->program.sequence != 0) {
+        return tddp_fail(TDDP_GROUP_FAILED, "an earlier operation of this group %s",
+                         coll->out_of_step ? "has failed" : "is unfinished");
     }
     tddp_coll_end_program(coll);
     tddp_coll_wait_init(&coll->program.wait, op);

@@ -295,6 +295,27 @@ TEST(what_no_rank_can_do_is_refused)
     run_ranks(1, 0, refuse, NULL);
 }
 
+/* An operation that was interrupted has to be resumed: what comes next would not match. */
+static void begin_another(coll_rank *it)
+{
+    call one;
+    call other;
+    make_call(it, &one, TDDP_OP_ALL_REDUCE, 100000);
+    make_call(it, &other, TDDP_OP_ALL_REDUCE, 100000);
+    if (it->rank == 0) {
+        CHECK_STATUS(coll_try_times(it, &one.op, 1), TDDP_CANCELED);
+        CHECK_STATUS(coll_try(it, &other.op), TDDP_GROUP_FAILED);
+        CHECK_TEXT(tddp_error_message(), "an earlier operation of this group is unfinished");
+    }
+    free(one.memory);
+    free(other.memory);
+}
+
+TEST(an_unfinished_operation_is_resumed_first)
+{
+    run_ranks(2, 0, begin_another, NULL);
+}
+
 TEST(a_transport_needs_its_functions)
 {
     tddp_transport_ops ops = mailbox_ops;

@@ -23,8 +23,8 @@ struct transfer {
     size_t bytes;
     char *copy; /* of a buffered message */
     bool complete;
-    bool delivered;
-    bool released; /* buffered: freed when it is delivered */
+    bool delivered; /* or canceled by the other side */
+    bool released;  /* buffered: freed when it is delivered */
     tddp_status status;
     transfer *match;
     transfer *next; /* in the list of those that are not matched, or of sends that are */
@@ -39,14 +39,8 @@ struct mailbox {
     transfer *unmatched;
     transfer *matched; /* sends */
     bool ending;
-    pthread_barrier_t all;
+    pthread_t delivering;
 };
-
-unsigned coll_random(unsigned *seed, unsigned limit)
-{
-    *seed = *seed * 1664525u + 1013904223u;
-    return (*seed >> 8) % limit;
-}
 
 /* --- with the lock held ---------------------------------------------------------------------- */
 
@@ -261,7 +255,12 @@ static void cancel(mailbox *box, transfer *it)
         (void)detach(&box->matched, it->sends ? it : other);
         other->match = NULL;
         other->peer = it->rank;
-        complete(box, other, TDDP_PEER_LOST);
+        other->delivered = true;
+        if (other->released) {
+            free_transfer(other);
+        } else {
+            complete(box, other, TDDP_PEER_LOST);
+        }
     }
     go(box, it->rank);
 }
@@ -335,58 +334,32 @@ const tddp_transport_ops mailbox_ops = {
     .report_failure = box_report_failure,
 };
 
-/* --- ranks ----------------------------------------------------------------------------------- */
+/* --- mailboxes ------------------------------------------------------------------------------- */
 
-typedef struct rank_thread {
-    coll_rank it;
-    void (*body)(coll_rank *it);
-    pthread_t thread;
-} rank_thread;
-
-void coll_leave(coll_rank *it)
+mailbox *mailbox_create(int size, unsigned seed)
 {
-    pthread_mutex_lock(&it->end->box->mutex);
-    go(it->end->box, it->rank);
-    pthread_mutex_unlock(&it->end->box->mutex);
+    mailbox *box = calloc(1, sizeof *box);
+    CHECK(box && size <= MOST_RANKS);
+    box->size = size;
+    box->seed = seed;
+    pthread_mutex_init(&box->mutex, NULL);
+    pthread_cond_init(&box->changed, NULL);
+    for (int rank = 0; rank < size; rank++) {
+        box->ends[rank].box = box;
+        box->ends[rank].rank = rank;
+        CHECK_OK(tddp_eventcount_create(&box->ends[rank].events));
+    }
+    CHECK_INT(pthread_create(&box->delivering, NULL, deliver_body, box), 0);
+    return box;
 }
 
-static void *rank_body(void *data)
-{
-    rank_thread *self = data;
-    coll_rank *it = &self->it;
-    mailbox *box = it->end->box;
-    int names[MOST_RANKS];
-    for (int rank = 0; rank < it->size; rank++) {
-        names[rank] = rank;
-    }
-    const tddp_coll_opts opts = {.size = sizeof opts,
-                                 .transport = &mailbox_ops,
-                                 .context = it->end,
-                                 .rank = it->rank,
-                                 .world_size = it->size,
-                                 .names = it->seed % 2 ? names : NULL};
-    CHECK_OK(tddp_coll_create(&opts, &it->coll));
-    self->body(it);
-    pthread_barrier_wait(&box->all);
-    bool gone = false;
-    pthread_mutex_lock(&box->mutex);
-    for (int rank = 0; rank < it->size; rank++) {
-        gone = gone || box->ends[rank].gone;
-    }
-    pthread_mutex_unlock(&box->mutex);
-    CHECK(gone || it->end->unfinished == 0);
-    pthread_barrier_wait(&box->all);
-    tddp_coll_destroy(it->coll);
-    return NULL;
-}
-
-static void end_mailbox(mailbox *box, pthread_t delivering)
+void mailbox_destroy(mailbox *box)
 {
     pthread_mutex_lock(&box->mutex);
     box->ending = true;
     pthread_cond_signal(&box->changed);
     pthread_mutex_unlock(&box->mutex);
-    pthread_join(delivering, NULL);
+    pthread_join(box->delivering, NULL);
     while (box->unmatched) {
         transfer *it = box->unmatched;
         box->unmatched = it->next;
@@ -395,171 +368,37 @@ static void end_mailbox(mailbox *box, pthread_t delivering)
     for (int rank = 0; rank < box->size; rank++) {
         tddp_eventcount_free(box->ends[rank].events);
     }
-    pthread_barrier_destroy(&box->all);
     pthread_cond_destroy(&box->changed);
     pthread_mutex_destroy(&box->mutex);
     free(box);
 }
 
-void run_ranks(int size, unsigned seed, void (*body)(coll_rank *it), void *data)
+mailbox_end *mailbox_end_of(mailbox *box, int rank)
 {
-    rank_thread threads[MOST_RANKS];
-    pthread_t delivering;
-    mailbox *box = calloc(1, sizeof *box);
-    CHECK(box && size <= MOST_RANKS);
-    box->size = size;
-    box->seed = seed;
-    pthread_mutex_init(&box->mutex, NULL);
-    pthread_cond_init(&box->changed, NULL);
-    pthread_barrier_init(&box->all, NULL, (unsigned)size);
-    for (int rank = 0; rank < size; rank++) {
-        mailbox_end *end = &box->ends[rank];
-        end->box = box;
-        end->rank = rank;
-        CHECK_OK(tddp_eventcount_create(&end->events));
-    }
-    CHECK_INT(pthread_create(&delivering, NULL, deliver_body, box), 0);
-    for (int rank = 0; rank < size; rank++) {
-        threads[rank] = (rank_thread){.body = body};
-        threads[rank].it = (coll_rank){.rank = rank,
-                                       .size = size,
-                                       .mode = (coll_mode)((seed + (unsigned)rank) % COLL_MODES),
-                                       .seed = seed * 31 + (unsigned)rank,
-                                       .end = &box->ends[rank],
-                                       .data = data};
-        CHECK_INT(pthread_create(&threads[rank].thread, NULL, rank_body, &threads[rank]), 0);
-    }
-    for (int rank = 0; rank < size; rank++) {
-        CHECK_INT(pthread_join(threads[rank].thread, NULL), 0);
-    }
-    end_mailbox(box, delivering);
+    return &box->ends[rank];
 }
 
-/* --- operations ------------------------------------------------------------------------------ */
-
-tddp_buffer coll_buffer(void *data, size_t count, tddp_dtype dtype)
+void mailbox_leave(mailbox_end *end)
 {
-    return (tddp_buffer){count > 0 ? data : NULL, count, dtype, TDDP_CPU, 0, NULL};
+    pthread_mutex_lock(&end->box->mutex);
+    go(end->box, end->rank);
+    pthread_mutex_unlock(&end->box->mutex);
 }
 
-tddp_op coll_op(coll_rank *it, tddp_op_kind kind)
+void mailbox_complete(mailbox_end *end, uint64_t sequence)
 {
-    const tddp_buffer none = coll_buffer(NULL, 0, TDDP_FLOAT32);
-    return (tddp_op){.kind = kind,
-                     .sequence = ++it->sequence,
-                     .input = none,
-                     .output = none,
-                     .premul = 1,
-                     .peer = TDDP_ANY_SOURCE,
-                     .timeout_ms = COLL_TIMEOUT_MS};
+    pthread_mutex_lock(&end->box->mutex);
+    end->completed = sequence;
+    pthread_mutex_unlock(&end->box->mutex);
 }
 
-tddp_op coll_message(tddp_op_kind kind, int peer, uint32_t tag, tddp_buffer buffer)
+bool mailbox_is_whole(mailbox *box)
 {
-    return (tddp_op){.kind = kind,
-                     .input = buffer,
-                     .output = buffer,
-                     .peer = peer,
-                     .tag = tag,
-                     .timeout_ms = COLL_TIMEOUT_MS};
-}
-
-/* Waits for an event, which must come; once a rank has gone, for a moment at most, as waits for
- * others are to notice that themselves. */
-void coll_await_event(const coll_rank *it, uint32_t seen)
-{
-    mailbox *box = it->end->box;
     bool gone = false;
     pthread_mutex_lock(&box->mutex);
     for (int rank = 0; rank < box->size; rank++) {
         gone = gone || box->ends[rank].gone;
     }
     pthread_mutex_unlock(&box->mutex);
-    tddp_eventcount_wait(it->end->events, seen, 0, gone ? TDDP_NS_PER_MS : 1000 * TDDP_NS_PER_S);
-}
-
-/* A token for the next call; a blocking rank has none. */
-static tddp_cancel *next_token(coll_rank *it, tddp_cancel *token)
-{
-    const tddp_cancel at_once = TDDP_CANCEL_AT_ONCE;
-    *token = at_once;
-    if (it->mode == COLL_INTERRUPTED) {
-        token->deadline = tddp_now_ns() + coll_random(&it->seed, 50000);
-    }
-    return it->mode == COLL_BLOCKING ? NULL : token;
-}
-
-/* Runs a copy of the operation that is gone afterwards, its lists included. */
-static tddp_status run_copy(coll_rank *it, const tddp_op *op, tddp_cancel *token, int awaited)
-{
-    const size_t size = (size_t)it->size;
-    tddp_op *copy = malloc(sizeof *copy);
-    tddp_buffer *parts = calloc(2 * size, sizeof *parts);
-    CHECK(copy && parts);
-    *copy = *op;
-    copy->cancel = token;
-    copy->awaited = awaited;
-    if (op->input_parts) {
-        memcpy(parts, op->input_parts, size * sizeof *parts);
-        copy->input_parts = parts;
-    }
-    if (op->output_parts) {
-        memcpy(parts + size, op->output_parts, size * sizeof *parts);
-        copy->output_parts = parts + size;
-    }
-    tddp_status status = tddp_coll_run(it->coll, copy);
-    pthread_mutex_lock(&it->end->box->mutex);
-    it->end->completed = status == TDDP_OK ? op->sequence : it->end->completed;
-    pthread_mutex_unlock(&it->end->box->mutex);
-    memset(copy, 0xa5, sizeof *copy);
-    memset(parts, 0xa5, 2 * size * sizeof *parts);
-    free(copy);
-    free(parts);
-    return status;
-}
-
-tddp_status coll_try(coll_rank *it, const tddp_op *op)
-{
-    for (;;) {
-        tddp_cancel token;
-        tddp_cancel *cancel = next_token(it, &token);
-        const int awaited = it->mode != COLL_POLLED && coll_random(&it->seed, 2);
-        const uint32_t seen = tddp_eventcount_read(it->end->events);
-        const tddp_status status = run_copy(it, op, cancel, awaited);
-        if (status != TDDP_CANCELED) {
-            return status;
-        }
-        CHECK(cancel);
-        coll_await_event(it, seen);
-    }
-}
-
-tddp_status coll_try_times(coll_rank *it, const tddp_op *op, int calls)
-{
-    tddp_status status = TDDP_CANCELED;
-    for (int i = 0; i < calls && status == TDDP_CANCELED; i++) {
-        tddp_cancel token = TDDP_CANCEL_AT_ONCE;
-        const uint32_t seen = tddp_eventcount_read(it->end->events);
-        status = run_copy(it, op, &token, 0);
-        if (status == TDDP_CANCELED && i + 1 < calls) {
-            coll_await_event(it, seen);
-        }
-    }
-    return status;
-}
-
-tddp_status coll_finish(coll_rank *it, tddp_op *op, void *request, int *source)
-{
-    for (;;) {
-        tddp_cancel token;
-        op->cancel = next_token(it, &token);
-        op->awaited = it->mode != COLL_POLLED && coll_random(&it->seed, 2);
-        const uint32_t seen = tddp_eventcount_read(it->end->events);
-        const tddp_status status = tddp_coll_finish(it->coll, request, source);
-        if (status != TDDP_CANCELED) {
-            return status;
-        }
-        CHECK(op->cancel);
-        coll_await_event(it, seen);
-    }
+    return !gone;
 }

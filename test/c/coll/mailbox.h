@@ -38,6 +38,16 @@ typedef struct mailbox_end {
 
 extern const tddp_transport_ops mailbox_ops;
 
+mailbox *mailbox_create(int size, unsigned seed);
+void mailbox_destroy(mailbox *box);
+mailbox_end *mailbox_end_of(mailbox *box, int rank);
+/* The rank does nothing more: what it has sent still arrives. */
+void mailbox_leave(mailbox_end *end);
+/* The rank has completed a collective, and is missed by later ones only. */
+void mailbox_complete(mailbox_end *end, uint64_t sequence);
+/* Whether no rank has gone. */
+bool mailbox_is_whole(mailbox *box);
+
 /* How coll_run() and coll_finish() call. */
 typedef enum coll_mode {
     COLL_BLOCKING,    /* once */
@@ -61,7 +71,6 @@ typedef struct coll_rank {
  * may have released an unfinished transfer by then, unless it or another one has gone. */
 void run_ranks(int size, unsigned seed, void (*body)(coll_rank *it), void *data);
 
-/* The rank does nothing more: what it has sent still arrives. */
 void coll_leave(coll_rank *it);
 
 /* The next collective, without buffers; sum, root 0. */

@@ -10,8 +10,8 @@
 #define WORLD_BACKEND "gloo"
 #endif
 
-/* What is only so with Gloo itself: the choice of an interface, and that even a small send waits for
- * its receive. */
+/* What is only so with Gloo itself: how an interface is chosen, and that even a small send waits
+ * for its receive. */
 static inline void for_gloo_alone(void)
 {
     if (strcmp(WORLD_BACKEND, "gloo") != 0) {

@@ -2,6 +2,7 @@
 #ifndef TDDP_TEST_UCX_RANKS_H
 #define TDDP_TEST_UCX_RANKS_H
 
+#include <stdio.h>
 #include <string.h>
 
 #include "backend/ucx/ucx.h"
@@ -13,7 +14,13 @@ static const tddp_transport_ops *const ops = &tddp_ucx_transport;
 static inline tddp_ucx *open_rank(int rank, int world_size, int port)
 {
     tddp_ucx *ucx;
-    tddp_store *store = open_store(rank, world_size, port);
+    static int groups;
+    char prefix[16];
+    tddp_store *whole = open_store(rank, world_size, port);
+    tddp_store *store;
+    (void)snprintf(prefix, sizeof prefix, "group %d", groups++);
+    CHECK_OK(tddp_prefix_store_create(prefix, whole, &store));
+    tddp_store_release(whole);
     const tddp_backend_opts opts = {.size = sizeof opts,
                                     .rank = rank,
                                     .world_size = world_size,
