@@ -91,7 +91,6 @@ static tddp_status fail_after_first(tddp_group *group, const tddp_work *work)
 
 void tddp_group_abort(tddp_group *group)
 {
-    atomic_store(&group->aborted, true);
     tddp_group_backends_abort(group);
 }
 

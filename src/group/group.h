@@ -157,7 +157,6 @@ struct tddp_group {
     struct tddp_engine *engine;       /* the parent's, or its own */
     bool polled;                      /* by the engine; constant once the group is made */
     struct tddp_group *next_polled;   /* the engine's */
-    atomic_bool aborted;              /* the backend was */
     tddp_store *membership;           /* prefix NAME: which ranks have joined and left */
     tddp_store *store;                /* prefix NAME/INCARNATION: this group's keys */
     bool arrived;                     /* this rank is counted among those of this incarnation */

@@ -2,7 +2,7 @@
  * Runs collectives, stage by stage, and waits. A collective runs on any thread, one at a time;
  * messages wait on any, several at a time.
  *
- * A stage that is interrupted is run again, all others once. What it does is computed anew each
+ * A stage that is interrupted is run again, all others once. What it does is computed again each
  * time, since the operation that it is a part of may be at another address then.
  *
  * Invariant: a stage's sequence number follows the last one of its communicator. All participants

@@ -116,7 +116,7 @@ TEST(everyone_sends_to_everyone)
     }
 }
 
-/* The messages of one rank stay in order, whoever is asked. */
+/* The messages of one rank stay in order, whichever is asked. */
 static void receive_from_any(coll_rank *it)
 {
     if (it->rank > 0) {

@@ -226,7 +226,7 @@ static bool is_connected(tddp_detector *detector)
     return answers;
 }
 
-/* Has the watcher connect anew. */
+/* Has the watcher connect again. */
 static void break_connection(tddp_detector *detector)
 {
     CHECK(is_connected(detector));
