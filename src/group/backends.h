@@ -23,6 +23,7 @@ TDDP_NODISCARD tddp_status tddp_group_backends_open(tddp_group *group, const tdd
                                                     const tddp_backend_opts *opts,
                                                     const tddp_wait *wait);
 void tddp_group_backends_close(tddp_group *group);
+/* Makes their operations, and waits for copies, end soon. Not with the group's lock. */
 void tddp_group_backends_abort(const tddp_group *group);
 
 /* Whether a group made from this one shares its backends' resources; and this rank's part in making

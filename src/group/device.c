@@ -405,7 +405,7 @@ static bool test(tddp_group *group, tddp_work *work)
 static void abort_group(void *context, void *nothing)
 {
     (void)nothing;
-    tddp_group_abort(context);
+    tddp_group_backends_abort(context);
     tddp_group_end_in_flight(context, false);
 }
 

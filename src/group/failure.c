@@ -89,11 +89,6 @@ static tddp_status fail_after_first(tddp_group *group, const tddp_work *work)
     return fail_op(group, &work->op, shared ? failure : TDDP_GROUP_FAILED, text);
 }
 
-void tddp_group_abort(tddp_group *group)
-{
-    tddp_group_backends_abort(group);
-}
-
 static void end_pending(tddp_group *group)
 {
     pthread_mutex_lock(&group->mutex);
@@ -109,7 +104,7 @@ static tddp_status fail_first(tddp_group *group, const tddp_work *work, tddp_sta
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     const tddp_op *op = &work->op;
     tddp_detector_report_failure(group, op, work->description, status, text);
-    tddp_group_abort(group);
+    tddp_group_backends_abort(group);
     status = tddp_detector_find_cause(group, op, work->description, status, text);
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
     (void)fail_op(group, op, status, text);
@@ -220,6 +215,6 @@ void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)
         end_pending(group);
     }
     if (first) {
-        tddp_group_abort(group);
+        tddp_group_backends_abort(group);
     }
 }

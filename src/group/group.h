@@ -489,9 +489,6 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline);
  * With the lock held, which is released meanwhile. */
 tddp_status tddp_group_fail_unstarted(tddp_group *group, const char *operation);
 
-/* Makes the backend's operations, and waits for copies, end soon. Not with the lock. */
-void tddp_group_abort(tddp_group *group);
-
 /* Fails the group because it has failed on another rank. Not with the lock. */
 void tddp_group_fail(tddp_group *group, tddp_status status, const char *text);
 

@@ -254,7 +254,7 @@ void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
     group->state = TDDP_GROUP_ENDING;
     pthread_mutex_unlock(&group->mutex);
     if (aborts) {
-        tddp_group_abort(group);
+        tddp_group_backends_abort(group);
     }
     tddp_engine_remove(group);
     tddp_watchdog_remove(group);
