@@ -111,9 +111,10 @@ module Setup
       {"BUNDLE_BUILD__TORCH___RB" => flags.join(" ")}
     end
 
-    # Runs bundler for this checkout, without what the process that started this one set for its own bundle.
+    # Runs bundler for this checkout, without what the process that started this one set for its own bundle. One gem at a time: make
+    # can't use the job server of Bundler 4's parallel installer, and then compiles one file at a time, in spite of MAKEFLAGS.
     def bundle(title, *arguments, cure:, env: {}, log: "bundle")
-      Console.step(title, *BUNDLE, *arguments, env: self.class.clean_environment.merge(env), log: log, cure: cure)
+      Console.step(title, *BUNDLE, *arguments, env: self.class.clean_environment.merge("BUNDLE_JOBS" => "1", **env), log: log, cure: cure)
     end
 
     def ready_file
