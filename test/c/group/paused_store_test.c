@@ -226,12 +226,14 @@ static bool is_connected(tddp_detector *detector)
     return answers;
 }
 
-/* Has the watcher connect again. */
+/* Has the watcher connect again, which releases the store then. */
 static void break_connection(tddp_detector *detector)
 {
     CHECK(is_connected(detector));
-    const tddp_store *connection = tddp_store_base(detector->store);
+    tddp_store *store = tddp_store_retain(detector->store);
+    const tddp_store *connection = tddp_store_base(store);
     CHECK_INT(shutdown(((const tddp_tcp_store *)connection)->fd, SHUT_RDWR), 0);
+    tddp_store_release(store);
 }
 
 /* It is stopped until attempts to connect to it have failed for longer than a store is tried that
