@@ -8,16 +8,10 @@
 #include "mailbox.h"
 #include "shm/numbers.h"
 
-static const tddp_reduce_op REDUCTIONS[] = {
-    TDDP_REDUCE_SUM,  TDDP_REDUCE_AVG, TDDP_REDUCE_PRODUCT, TDDP_REDUCE_MIN,        TDDP_REDUCE_MAX,
-    TDDP_REDUCE_BAND, TDDP_REDUCE_BOR, TDDP_REDUCE_BXOR,    TDDP_REDUCE_PREMUL_SUM,
-};
-enum { REDUCTION_COUNT = sizeof REDUCTIONS / sizeof *REDUCTIONS, SEEDS = 1 };
-
-typedef struct sizes {
-    const size_t *bytes; /* ends with SIZE_MAX */
-    bool all_dtypes;
-} sizes;
+/* Each way in which factors are applied. */
+static const tddp_reduce_op REDUCTIONS[] = {TDDP_REDUCE_SUM, TDDP_REDUCE_AVG,
+                                            TDDP_REDUCE_PREMUL_SUM, TDDP_REDUCE_MAX};
+enum { REDUCTION_COUNT = sizeof REDUCTIONS / sizeof *REDUCTIONS };
 
 /* Memory at the least aligned address that the dtype allows, different on each rank. */
 static char *allocate(const coll_rank *it, size_t bytes, tddp_dtype dtype, char **out)
@@ -103,73 +97,88 @@ static void check_reduce_scatter(coll_rank *it, bool uneven, tddp_reduce_op redu
     free(memory[1]);
 }
 
-static void check_all(coll_rank *it, tddp_reduce_op reduce, tddp_dtype dtype, size_t count)
+/* One of four operations. */
+static void check_kind(coll_rank *it, unsigned kind, tddp_reduce_op reduce, tddp_dtype dtype,
+                       size_t bytes)
 {
-    check_whole(it, TDDP_OP_ALL_REDUCE, reduce, dtype, count);
-    check_whole(it, TDDP_OP_REDUCE, reduce, dtype, count);
-    check_reduce_scatter(it, false, reduce, dtype, count);
-    check_reduce_scatter(it, true, reduce, dtype, count);
+    const size_t count = bytes / tddp_dtype_size(dtype);
+    if (kind % 4 < 2) {
+        check_whole(it, kind % 4 == 0 ? TDDP_OP_ALL_REDUCE : TDDP_OP_REDUCE, reduce, dtype, count);
+    } else {
+        check_reduce_scatter(it, kind % 4 == 3, reduce, dtype, count);
+    }
 }
 
-static void body(coll_rank *it)
+static void check_worlds(int least, int most, void (*body)(coll_rank *), const void *data)
 {
-    const sizes *tried = it->data;
+    for (int size = least; size <= most; size++) {
+        run_ranks(size, (unsigned)size, body, (void *)(uintptr_t)data);
+    }
+}
+
+/* Each world has another operation for a dtype and a reduction. */
+static void each_dtype(coll_rank *it)
+{
+    unsigned kind = (unsigned)it->size;
     for (tddp_dtype dtype = 0; dtype <= TDDP_BOOL; dtype++) {
-        const bool common = dtype == TDDP_FLOAT32 || dtype == TDDP_FLOAT16;
-        for (int i = 0; i < REDUCTION_COUNT; i++) {
-            if (tddp_reduce_check(REDUCTIONS[i], dtype) || !(common || tried->all_dtypes)) {
-                continue;
-            }
-            for (const size_t *bytes = tried->bytes; *bytes != SIZE_MAX; bytes++) {
-                check_all(it, REDUCTIONS[i], dtype, *bytes / tddp_dtype_size(dtype));
+        for (tddp_reduce_op reduce = 0; reduce <= TDDP_REDUCE_PREMUL_SUM; reduce++) {
+            if (tddp_reduce_check(reduce, dtype) == TDDP_OK) {
+                check_kind(it, kind, reduce, dtype, kind / 4 % 2 == 0 ? 16 : 65552);
+                kind++;
             }
         }
     }
 }
 
-static void check_worlds(int most, const sizes *tried)
-{
-    for (int size = 1; size <= most; size++) {
-        for (unsigned seed = 0; seed < SEEDS; seed++) {
-            run_ranks(size, seed * 100 + (unsigned)size, body, (void *)(uintptr_t)tried);
-        }
-    }
-}
-
-/* With headers and beyond. */
 MULTI_TEST(all_dtypes, 1, 120)
 {
-    static const size_t bytes[] = {0, 16, 1040, 65552, SIZE_MAX};
-    const sizes tried = {bytes, true};
-    check_worlds(5, &tried);
+    check_worlds(1, 5, each_dtype, NULL);
+}
+
+typedef struct sizes {
+    const size_t *bytes; /* ends with SIZE_MAX */
+    unsigned kinds;
+} sizes;
+
+static void each_size(coll_rank *it)
+{
+    const sizes *tried = it->data;
+    unsigned number = 0;
+    for (const size_t *bytes = tried->bytes; *bytes != SIZE_MAX; bytes++) {
+        for (unsigned kind = 0; kind < tried->kinds; kind++, number++) {
+            const tddp_reduce_op reduce = REDUCTIONS[number % REDUCTION_COUNT];
+            check_kind(it, kind, reduce, TDDP_FLOAT32, *bytes);
+            check_kind(it, kind, reduce, TDDP_FLOAT16, *bytes);
+        }
+        number++;
+    }
 }
 
 /* Around the limits of what goes with headers: 64 KiB by the number of other ranks, or for each. */
 MULTI_TEST(small, 1, 120)
 {
-    static const size_t bytes[] = {16384, 16400, 21840, 21856, 32768, 32784, 65536, SIZE_MAX};
-    const sizes tried = {bytes, false};
-    check_worlds(5, &tried);
+    static const size_t bytes[] = {0,     1040,  16384, 16400, 21840,
+                                   21856, 32768, 32784, 65536, SIZE_MAX};
+    const sizes tried = {bytes, 4};
+    check_worlds(1, 5, each_size, &tried);
 }
 
 /* Chunks of 512 KiB, of which four are on their way. */
 MULTI_TEST(large, 1, 120)
 {
     static const size_t bytes[] = {200016, 1048576, 2400016, SIZE_MAX};
-    const sizes tried = {bytes, false};
-    for (int size = 2; size <= 4; size++) {
-        run_ranks(size, (unsigned)size, body, (void *)(uintptr_t)&tried);
-    }
+    const sizes tried = {bytes, 4};
+    check_worlds(2, 4, each_size, &tried);
 }
 
 /* Recursive doubling, also with numbers of ranks that are no power of two. */
 MULTI_TEST(many_ranks, 1, 120)
 {
     static const size_t bytes[] = {16, 4016, 65536, SIZE_MAX};
-    const sizes tried = {bytes, false};
     static const int worlds[] = {9, 12, 16, 20};
+    const sizes tried = {bytes, 2};
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
-        run_ranks(worlds[i], (unsigned)i, body, (void *)(uintptr_t)&tried);
+        check_worlds(worlds[i], worlds[i], each_size, &tried);
     }
 }
 
