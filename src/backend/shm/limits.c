@@ -8,12 +8,11 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
-#include <unistd.h>
 
 #include "backend/shm/control.h"
 
-/* Fractions of the address space left under a limit: for all segments, and for arenas whose size
- * the user did not set. Tensors, threads and libraries need the rest. */
+/* Fractions of the free address space: for all segments, if the user set the arenas' size, and if
+ * not. Tensors, threads and libraries need the rest. */
 enum { SEGMENT_DIVISOR = 2, ARENA_DIVISOR = 4 };
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -41,34 +40,7 @@ static size_t clamp_arena(size_t arena, size_t limit)
 
 /* --- address space --------------------------------------------------------------------------- */
 
-/* Bytes that this process has mapped. */
-static size_t address_space_used(void)
-{
-    size_t pages = 0;
-    FILE *file = fopen("/proc/self/statm", "re");
-    if (file) {
-        if (fscanf(file, "%zu", &pages) != 1) {
-            pages = 0;
-        }
-        (void)fclose(file);
-    }
-    return pages * (size_t)sysconf(_SC_PAGESIZE);
-}
-
-/* Bytes that it may still map; SIZE_MAX: no limit. */
-static size_t address_space_left(size_t *max)
-{
-    struct rlimit limit;
-    *max = SIZE_MAX;
-    if (getrlimit(RLIMIT_AS, &limit) || limit.rlim_cur == RLIM_INFINITY) {
-        return SIZE_MAX;
-    }
-    *max = (size_t)limit.rlim_cur;
-    size_t used = address_space_used();
-    return *max > used ? *max - used : 0;
-}
-
-/* Whether so many bytes of address space are free at one place. */
+/* Whether so many bytes of address space are free at one place, and a limit allows them. */
 static bool fits(size_t bytes)
 {
     void *base = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -79,25 +51,18 @@ static bool fits(size_t bytes)
     return true;
 }
 
-/* Reduces the size of each of `size` arenas to what a limit leaves. */
-static tddp_status fit_address_space(int size, size_t base, bool requested, size_t *arena)
+static tddp_status check_base(int size, size_t base)
 {
-    size_t limit;
-    size_t left = address_space_left(&limit);
-    if (left == SIZE_MAX) {
+    struct rlimit limit = {0};
+    if (fits(SEGMENT_DIVISOR * base * (size_t)size)) {
         return TDDP_OK;
     }
-    size_t all = left / SEGMENT_DIVISOR / (size_t)size;
-    if (all < base) {
-        return tddp_fail(TDDP_UNAVAILABLE,
-                         "address space is limited to %zu bytes, of which %zu are left: expected "
-                         "%zu for the segments of %d ranks, and as much beside them; raise "
-                         "ulimit -v, or do without shared memory (TDDP_SHM=0)",
-                         limit, left, base * (size_t)size, size);
-    }
-    size_t share = requested ? all : left / ARENA_DIVISOR / (size_t)size;
-    *arena = clamp_arena(*arena, share > base ? share - base : 0);
-    return TDDP_OK;
+    (void)getrlimit(RLIMIT_AS, &limit);
+    return tddp_fail(TDDP_UNAVAILABLE,
+                     "address space is limited to %zu bytes: expected %zu for the segments of %d "
+                     "ranks, and as much beside them; raise ulimit -v, or do without shared memory "
+                     "(TDDP_SHM=0)",
+                     (size_t)limit.rlim_cur, base * (size_t)size, size);
 }
 
 tddp_status tddp_shm_arena_limit(int size, size_t *out)
@@ -119,9 +84,10 @@ tddp_status tddp_shm_arena_limit(int size, size_t *out)
     size_t base = tddp_shm_arena_at(&layout);
     size_t arena = ((size_t)bytes + TDDP_SHM_HUGE - 1) / TDDP_SHM_HUGE * TDDP_SHM_HUGE;
     arena = clamp_arena(arena, min_size(MAX_ARENA, file > base ? file - base : 0));
-    tddp_status status = fit_address_space(size, base, requested, &arena);
-    while (status == TDDP_OK && arena > 0 && !fits((size_t)size * arena)) {
-        arena = clamp_arena(arena / 2, arena);
+    const size_t share = (size_t)size * (requested ? SEGMENT_DIVISOR : ARENA_DIVISOR);
+    tddp_status status = check_base(size, base);
+    while (status == TDDP_OK && arena > 0 && !fits(share * (base + arena))) {
+        arena = clamp_arena(arena / 4 * 3, arena);
     }
     *out = arena;
     return status;
