@@ -29,19 +29,14 @@ RUN(move)
 static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **context)
 {
     tddp_shm *shm;
-    for (int rank = 1; opts->hosts && rank < opts->world_size; rank++) {
-        if (opts->hosts[rank] != opts->hosts[0]) {
+    for (int rank = 1; rank < opts->world_size; rank++) {
+        if (opts->hosts ? opts->hosts[rank] != opts->hosts[0] : !opts->same_host) {
             return tddp_fail(TDDP_UNAVAILABLE,
                              "rank %d is on another host than rank 0: expected all ranks of a "
                              "group over shared memory on one; use \"gloo\", which takes shared "
                              "memory within hosts",
                              rank);
         }
-    }
-    if (!opts->hosts && !opts->same_host && opts->world_size > 1) {
-        return tddp_fail(TDDP_UNAVAILABLE,
-                         "ranks on several hosts: expected all ranks of a group over shared memory "
-                         "on one; use \"gloo\", which takes shared memory within hosts");
     }
     tddp_status status = tddp_shm_join(opts, NULL, wait, &shm);
     if (status == TDDP_OK) {

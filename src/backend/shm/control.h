@@ -85,17 +85,12 @@ typedef struct tddp_shm_layout {
 typedef struct tddp_shm_segment {
     _Atomic int references;
     int fd;
-    bool owned;
-    pid_t pid; /* of the process that created or mapped it */
+    bool owned; /* made by this process: its rank is a thread of it */
+    pid_t pid;  /* of the process that created or mapped it */
     char *base;
     size_t bytes;
-    size_t arena; /* its offset, a multiple of 2 MiB; only known to the owner */
-    /* arena.c: free spans of the owner's arena, sorted by offset. */
-    pthread_mutex_t mutex;
-    struct tddp_shm_span *spans;
-    size_t span_count;
-    size_t span_capacity;
-    size_t allocations; /* live ones */
+    size_t arena;       /* its offset, a multiple of 2 MiB; only known to the owner */
+    size_t allocations; /* spans of it that are in use; arena.c */
 } tddp_shm_segment;
 
 /* A rank of this host, this one included. */
@@ -105,7 +100,6 @@ typedef struct tddp_shm_peer {
     tddp_shm_slot *slots[2];
     tddp_shm_segment *segment;
     tddp_eventcount *events; /* in the segment's first view */
-    bool same_process;       /* a thread of this process: lives as long as this process */
     int group_rank;          /* its number in the group */
     int rank_name;
     _Atomic uint32_t process_ended; /* without having published a state */
@@ -168,34 +162,27 @@ TDDP_NODISCARD tddp_status tddp_shm_segment_map(int fd, size_t bytes, tddp_shm_s
 tddp_shm_segment *tddp_shm_segment_retain(tddp_shm_segment *segment);
 void tddp_shm_segment_release(tddp_shm_segment *segment);
 
-/* Whether the process that created it has ended. One system call. */
+/* Whether the process that made it, if that is another one, has ended. One system call. */
 bool tddp_shm_segment_owner_ended(const tddp_shm_segment *segment);
 
-/* --- arena.c: parts of the own segment's arena --------------------------------------------------
- */
+/* --- arena.c: parts of the own segment's arena ----------------------------------------------- */
 
-/* Reserves address space, a multiple of a page, that takes no memory yet. Errors:
- * TDDP_OUT_OF_MEMORY, TDDP_UNAVAILABLE (there is no space). */
-TDDP_NODISCARD tddp_status tddp_shm_arena_reserve(tddp_shm_segment *segment, size_t bytes,
-                                                  size_t *at);
-/* Gives it and its memory back. */
-void tddp_shm_arena_release(tddp_shm_segment *segment, size_t at, size_t bytes);
-
-/* --- forks.c ---------------------------------------------------------------------------------- */
-
-/* Memory of the own arena that a caller has, and of which a forked child gets a copy. */
-typedef struct tddp_shm_given {
-    void *data;
+/* Of a page or more. */
+typedef struct tddp_shm_span {
+    tddp_shm_segment *segment;
+    char *data;
     size_t bytes;
-    void *copy; /* during a fork; NULL: none */
-    struct tddp_shm_given *next;
-    struct tddp_shm_given **link; /* what points to it; NULL: it is a child's own by now */
-} tddp_shm_given;
+    bool allocated; /* a caller has it: a forked child gets a copy */
+    void *copy;     /* during a fork; NULL: none */
+    struct tddp_shm_span *next;
+} tddp_shm_span;
 
-/* `bytes` is a multiple of a page; `memory` stays where it is until it is taken back. Errors:
- * TDDP_OUT_OF_MEMORY. */
-TDDP_NODISCARD tddp_status tddp_shm_give(tddp_shm_given *memory, void *data, size_t bytes);
-void tddp_shm_take_back(tddp_shm_given *memory);
+/* Reserves address space, a multiple of a page, that takes no memory yet. `*out` stays where it is
+ * until the release. Errors: TDDP_OUT_OF_MEMORY, TDDP_UNAVAILABLE (there is no space). */
+TDDP_NODISCARD tddp_status tddp_shm_arena_reserve(tddp_shm_segment *segment, size_t bytes,
+                                                  tddp_shm_span *out);
+/* Frees it and its memory. Not in a forked child. */
+void tddp_shm_arena_release(tddp_shm_span *span);
 
 /* --- fabric.c -------------------------------------------------------------------------------- */
 
@@ -240,57 +227,33 @@ TDDP_NODISCARD tddp_status tddp_shm_arena_limit(int size, size_t *out);
  * text: the kernel kills a process that exceeds it. */
 TDDP_NODISCARD tddp_status tddp_shm_check_memory(int ranks, size_t bytes);
 
-/* --- sockets.c: local sockets ---------------------------------------------------------------- */
+/* --- segment_exchange.c ---------------------------------------------------------------------- */
 
 enum { TDDP_SHM_ADDRESS_BYTES = 64 };
 
-/* Opens a listening socket and writes its name to `address`. */
+/* Opens a socket for other ranks' segments and writes its name to `address`. */
 TDDP_NODISCARD tddp_status tddp_shm_listen(int backlog, int *fd,
                                            char address[TDDP_SHM_ADDRESS_BYTES]);
+/* Closes it, and sets it to -1; nothing happens if it is that. Changes the thread's error text. */
+void tddp_shm_stop_listening(int *listen_fd);
+/* False: nobody listens there. */
+bool tddp_shm_is_listening(const char *address);
 
-/* Checks that the peer process has the same user: TDDP_UNAVAILABLE otherwise. `*same_process`:
- * it is this process. */
-TDDP_NODISCARD tddp_status tddp_shm_check_user(int fd, int rank_name, bool *same_process);
-
-/* Connects to a rank and requests its segment. These two errors come without a text:
- * TDDP_PEER_LOST, nobody listens; TDDP_TIMEOUT, the backlog is full. */
-TDDP_NODISCARD tddp_status tddp_shm_request_segment(const char address[TDDP_SHM_ADDRESS_BYTES],
-                                                    int group_rank, int rank_name, int *out,
-                                                    bool *same_process);
-
-/* Closes the connection of a request; a segment that is on its way, and that this rank would have
- * to release, is released. -1: nothing to close. */
-void tddp_shm_close_request(int fd, bool same_process);
-
-typedef enum tddp_shm_receive_state {
-    TDDP_SHM_PENDING,
-    TDDP_SHM_RECEIVED,
-    TDDP_SHM_CLOSED
-} tddp_shm_receive_state;
-
-/* Receives a request: the rank that sent it, by its number in the group. */
-tddp_shm_receive_state tddp_shm_recv_request(int fd, int *group_rank);
-/* Sends the own segment as the reply; false if the connection is closed. */
-bool tddp_shm_send_segment(const tddp_shm *shm, int to, bool same_process);
-/* Receives a rank's reply. With TDDP_SHM_RECEIVED `*status` says whether it is usable. */
-tddp_shm_receive_state tddp_shm_recv_segment(const tddp_shm *shm, int rank, int from,
-                                             tddp_status *status, tddp_shm_segment **out);
-
-/* --- segment_exchange.c ---------------------------------------------------------------------- */
-
-typedef struct tddp_shm_segment_exchange {
+typedef struct tddp_shm_exchange {
     tddp_shm *shm; /* its own segment is attached; those of the others will be */
     int listen_fd;
     char (*addresses)[TDDP_SHM_ADDRESS_BYTES]; /* by rank of this host */
     int64_t deadline;
     int cancel_fd;
-} tddp_shm_segment_exchange;
+    int lost;   /* a rank that does not listen; -1: none was found */
+    bool *sent; /* the own segment, by rank of this host; the exchange's own, like the next */
+    bool retry; /* one could not be sent just now */
+} tddp_shm_exchange;
 
 /* Sends the own segment to all other ranks of the host and receives theirs. Errors:
- * TDDP_PEER_LOST with `*lost`, TDDP_TIMEOUT, TDDP_CANCELED; with any other error this rank can't
- * share memory, and the text says why. */
-TDDP_NODISCARD tddp_status tddp_shm_exchange_segments(const tddp_shm_segment_exchange *params,
-                                                      int *lost);
+ * TDDP_PEER_LOST, without a text, with `lost`; TDDP_TIMEOUT, TDDP_CANCELED; with any other error
+ * this rank can't share memory, and the text says why. */
+TDDP_NODISCARD tddp_status tddp_shm_exchange_segments(tddp_shm_exchange *self);
 
 /* Attaches the view at an offset of a segment to a rank, which then owns the reference. */
 void tddp_shm_attach(tddp_shm *shm, int rank, tddp_shm_segment *segment, size_t at);

@@ -17,16 +17,9 @@
 typedef struct tddp_shm_view {
     tddp_shm_control *control;
     uint32_t others; /* ranks that attach it */
-    size_t at;
-    size_t bytes;
+    tddp_shm_span span;
     struct tddp_shm_view *next; /* of those that this rank has detached from */
 } tddp_shm_view;
-
-/* A rank of the first group. */
-typedef struct member {
-    tddp_shm_segment *segment;
-    bool same_process;
-} member;
 
 struct tddp_shm_fabric {
     _Atomic int references;
@@ -34,8 +27,8 @@ struct tddp_shm_fabric {
     pthread_mutex_t mutex;
     char id[TDDP_SHM_FABRIC_ID_BYTES];
     int rank;
-    int size; /* 0: no group has left its segments */
-    member *members;
+    int size;                    /* 0: no group has left its segments */
+    tddp_shm_segment **segments; /* of the first group, by its ranks */
     tddp_shm_view *detached;
 };
 
@@ -71,9 +64,9 @@ void tddp_shm_fabric_release(tddp_shm_fabric *fabric)
         free(first);
     }
     for (int rank = 0; rank < fabric->size; rank++) {
-        tddp_shm_segment_release(fabric->members[rank].segment);
+        tddp_shm_segment_release(fabric->segments[rank]);
     }
-    free(fabric->members);
+    free(fabric->segments);
     if (fabric->pid == tddp_process_id()) {
         pthread_mutex_destroy(&fabric->mutex);
     }
@@ -82,24 +75,24 @@ void tddp_shm_fabric_release(tddp_shm_fabric *fabric)
 
 void tddp_shm_fabric_fill(tddp_shm_fabric *fabric, const tddp_shm *shm, const char *id)
 {
-    member *members = fabric ? tddp_alloc_array((size_t)shm->size, sizeof *members) : NULL;
-    if (!members) {
+    const size_t count = (size_t)shm->size;
+    tddp_shm_segment **segments = fabric ? tddp_alloc_array(count, sizeof *segments) : NULL;
+    if (!segments) {
         return; /* later groups have segments of their own */
     }
     pthread_mutex_lock(&fabric->mutex);
     if (fabric->size == 0) {
         for (int rank = 0; rank < shm->size; rank++) {
-            const tddp_shm_peer *peer = &shm->peers[rank];
-            members[rank] = (member){tddp_shm_segment_retain(peer->segment), peer->same_process};
+            segments[rank] = tddp_shm_segment_retain(shm->peers[rank].segment);
         }
         (void)snprintf(fabric->id, sizeof fabric->id, "%s", id);
         fabric->rank = shm->rank;
         fabric->size = shm->size;
-        fabric->members = members;
-        members = NULL;
+        fabric->segments = segments;
+        segments = NULL;
     }
     pthread_mutex_unlock(&fabric->mutex);
-    free(members);
+    free(segments);
 }
 
 tddp_eventcount *tddp_shm_fabric_events(tddp_shm_fabric *fabric)
@@ -108,8 +101,8 @@ tddp_eventcount *tddp_shm_fabric_events(tddp_shm_fabric *fabric)
     if (fabric) {
         pthread_mutex_lock(&fabric->mutex);
         if (fabric->size > 0) {
-            const tddp_shm_segment *own = fabric->members[fabric->rank].segment;
-            events = &((tddp_shm_control *)(void *)own->base)->events;
+            char *own = fabric->segments[fabric->rank]->base;
+            events = &((tddp_shm_control *)(void *)own)->events;
         }
         pthread_mutex_unlock(&fabric->mutex);
     }
@@ -117,11 +110,6 @@ tddp_eventcount *tddp_shm_fabric_events(tddp_shm_fabric *fabric)
 }
 
 /* --- views ----------------------------------------------------------------------------------- */
-
-static tddp_shm_segment *own_segment(const tddp_shm_fabric *fabric)
-{
-    return fabric->members[fabric->rank].segment;
-}
 
 /* Gives back the views that nobody uses any more. With the lock held. */
 static void sweep(tddp_shm_fabric *fabric)
@@ -132,35 +120,27 @@ static void sweep(tddp_shm_fabric *fabric)
             at = &each->next;
             continue;
         }
-        tddp_shm_arena_release(own_segment(fabric), each->at, each->bytes);
+        tddp_shm_arena_release(&each->span);
         *at = each->next;
         free(each);
     }
 }
 
 /* With the lock held. */
-static tddp_status take(const tddp_shm_fabric *fabric, const tddp_shm *shm, tddp_shm_view *view)
+static tddp_status take(const tddp_shm_fabric *fabric, const tddp_shm *shm, tddp_shm_span *out)
 {
-    tddp_shm_segment *segment = own_segment(fabric);
-    view->bytes = shm->layout.bytes;
+    tddp_shm_segment *segment = fabric->segments[fabric->rank];
     tddp_status status = tddp_shm_check_memory(shm->size, shm->layout.staging);
-    if (status == TDDP_OK) {
-        status = tddp_shm_arena_reserve(segment, view->bytes, &view->at);
-    }
+    status = status ? status : tddp_shm_arena_reserve(segment, shm->layout.bytes, out);
     if (status) {
         return status;
     }
-    status = tddp_shm_allocate_pages(segment->fd, view->at, shm->layout.staging);
+    const size_t at = (size_t)(out->data - segment->base);
+    status = tddp_shm_allocate_pages(segment->fd, at, shm->layout.staging);
     if (status) {
-        tddp_shm_arena_release(segment, view->at, view->bytes);
+        tddp_shm_arena_release(out);
     }
     return status;
-}
-
-static void attach(tddp_shm *shm, int rank, const member *from, size_t at)
-{
-    shm->peers[rank].same_process = from->same_process;
-    tddp_shm_attach(shm, rank, tddp_shm_segment_retain(from->segment), at);
 }
 
 void tddp_shm_fabric_take_view(tddp_shm_fabric *fabric, tddp_shm *shm, tddp_shm_place *out)
@@ -172,15 +152,16 @@ void tddp_shm_fabric_take_view(tddp_shm_fabric *fabric, tddp_shm *shm, tddp_shm_
     }
     pthread_mutex_lock(&fabric->mutex);
     sweep(fabric);
-    if (fabric->size > 0 && take(fabric, shm, view) == TDDP_OK) {
-        attach(shm, shm->rank, &fabric->members[fabric->rank], view->at);
+    if (fabric->size > 0 && take(fabric, shm, &view->span) == TDDP_OK) {
+        tddp_shm_segment *own = fabric->segments[fabric->rank];
+        out->at = (size_t)(view->span.data - own->base);
+        tddp_shm_attach(shm, shm->rank, tddp_shm_segment_retain(own), out->at);
         view->control = tddp_shm_self(shm)->control;
         view->others = (uint32_t)shm->size - 1;
         shm->view = view;
         shm->fabric = tddp_shm_fabric_retain(fabric);
         (void)snprintf(out->id, sizeof out->id, "%s", fabric->id);
         out->rank = fabric->rank;
-        out->at = view->at;
         view = NULL;
     }
     pthread_mutex_unlock(&fabric->mutex);
@@ -201,8 +182,9 @@ void tddp_shm_fabric_drop_view(tddp_shm *shm)
 tddp_status tddp_shm_fabric_attach(tddp_shm *shm, int rank, const tddp_shm_place *place)
 {
     const tddp_shm_fabric *fabric = shm->fabric;
-    bool member_exists = place->rank >= 0 && place->rank < fabric->size;
-    size_t bytes = member_exists ? fabric->members[place->rank].segment->bytes : 0;
+    const bool known = place->rank >= 0 && place->rank < fabric->size;
+    tddp_shm_segment *segment = known ? fabric->segments[place->rank] : NULL;
+    const size_t bytes = segment ? segment->bytes : 0;
     if (place->at % TDDP_SHM_PAGE != 0 || place->at > bytes ||
         bytes - place->at < shm->layout.bytes) {
         return tddp_fail(TDDP_PROTOCOL,
@@ -210,7 +192,7 @@ tddp_status tddp_shm_fabric_attach(tddp_shm *shm, int rank, const tddp_shm_place
                          "expected one version of libtddp on all ranks",
                          tddp_shm_rank_name(shm, rank), place->at, place->rank, bytes);
     }
-    attach(shm, rank, &fabric->members[place->rank], place->at);
+    tddp_shm_attach(shm, rank, tddp_shm_segment_retain(segment), place->at);
     return TDDP_OK;
 }
 

@@ -29,7 +29,7 @@ void tddp_shm_update_liveness(tddp_shm *shm, bool check_locks)
             continue;
         }
         uint32_t state = state_of(peer);
-        if (state == TDDP_SHM_ACTIVE && check_locks && !peer->same_process &&
+        if (state == TDDP_SHM_ACTIVE && check_locks &&
             tddp_shm_segment_owner_ended(peer->segment)) {
             /* It may have published its state just before. */
             state = state_of(peer);

@@ -108,7 +108,6 @@ static tddp_status map_file(int fd, size_t bytes, bool owned, tddp_shm_segment *
     made->pid = tddp_process_id();
     made->base = base;
     made->bytes = bytes;
-    pthread_mutex_init(&made->mutex, NULL);
     *out = made;
     return TDDP_OK;
 }
@@ -166,13 +165,11 @@ void tddp_shm_segment_release(tddp_shm_segment *segment)
     }
     (void)munmap(segment->base, segment->bytes);
     tddp_close(segment->fd);
-    pthread_mutex_destroy(&segment->mutex);
-    free(segment->spans);
     free(segment);
 }
 
 bool tddp_shm_segment_owner_ended(const tddp_shm_segment *segment)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
-    return fcntl(segment->fd, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+    return !segment->owned && fcntl(segment->fd, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
 }

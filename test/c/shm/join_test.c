@@ -1,7 +1,10 @@
 /* How ranks agree on sharing memory: all succeed, or all report the same reason. */
 #include <dirent.h>
 #include <fcntl.h>
+#include <stddef.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 
 #include <tddp/meeting.h>
 
@@ -273,7 +276,7 @@ TEST(a_rank_that_gives_up_is_reported)
     CHECK_STATUS(all->statuses[0], TDDP_TIMEOUT);
     for (int each = 1; each < 3; each++) {
         CHECK_STATUS(all->statuses[each], TDDP_PEER_LOST);
-        CHECK_CONTAINS(all->texts[each], "rank 0 failed while shared memory was set up: ");
+        CHECK_CONTAINS(all->texts[each], "rank 0 failed: while shared memory was set up: ");
     }
 }
 
@@ -300,11 +303,11 @@ TEST(other_users_are_refused)
     }
 }
 
-static tddp_meeting *first_meeting(const shm_rank *it)
+static tddp_meeting *meeting_of(const shm_rank *it, const char *name)
 {
     tddp_meeting *made;
     const tddp_meeting_opts opts = {.store = it->store,
-                                    .name = "shm/0/0",
+                                    .name = name,
                                     .rank = it->rank,
                                     .world_size = it->size,
                                     .sender = TDDP_MEETING_ALL};
@@ -317,7 +320,8 @@ static void publishes_and_dies(shm_rank *it)
     tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
     if (it->rank == 1) {
         static const char word[] = "yes tddp-shm-nobody-listens-here 0 - - 0 0";
-        CHECK_OK(tddp_meeting_give(first_meeting(it), (tddp_slice){word, sizeof word - 1}, NULL));
+        CHECK_OK(
+            tddp_meeting_give(meeting_of(it, "shm/0"), (tddp_slice){word, sizeof word - 1}, NULL));
         die();
     }
     join_with(it, &opts, NULL, NULL);
@@ -333,35 +337,61 @@ TEST(a_rank_that_dies_after_its_first_report)
     }
 }
 
-/* Rank 1 joins up to the exchange of segments, then dies before its second report. */
+/* Connects without a segment to send: some words, or none, or nothing but silence. */
+static void connect_as_stranger(const char *address, const char *words)
+{
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    const size_t length = offsetof(struct sockaddr_un, sun_path) + 1 + strlen(address);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    memcpy(to.sun_path + 1, address, strlen(address));
+    CHECK_INT(connect(fd, (struct sockaddr *)&to, (socklen_t)length), 0);
+    if (words) {
+        CHECK_INT(send(fd, words, strlen(words), MSG_NOSIGNAL), strlen(words));
+        CHECK_INT(close(fd), 0);
+    }
+}
+
+/* Rank 1 of 3 joins up to the exchange of segments, by hand. */
+static void exchange_by_hand(const shm_rank *it, bool after_strangers)
+{
+    tddp_shm_peer peers[3] = {{0}};
+    tddp_shm shm = {.rank = 1, .size = 3, .pid = getpid(), .peers = peers};
+    char addresses[3][TDDP_SHM_ADDRESS_BYTES];
+    char local[TDDP_SHM_ADDRESS_BYTES];
+    char word[128];
+    int fd;
+    tddp_shm_segment *segment;
+    shm.layout = tddp_shm_layout_of(3);
+    CHECK_OK(tddp_shm_listen(3, &fd, local));
+    snprintf(word, sizeof word, "yes %s 0 - - 0 0", local);
+    tddp_meeting *meeting = meeting_of(it, "shm/0");
+    const tddp_wait wait = {20000, NULL};
+    CHECK_OK(tddp_meeting_give(meeting, (tddp_slice){word, strlen(word)}, NULL));
+    CHECK_OK(tddp_meeting_await(meeting, &wait));
+    for (int rank = 0; rank < 3; rank++) {
+        peers[rank].group_rank = rank;
+        CHECK_INT(sscanf(tddp_meeting_records(meeting)[rank].data, "yes %63s", addresses[rank]), 1);
+    }
+    if (after_strangers) {
+        connect_as_stranger(addresses[0], "");
+        connect_as_stranger(addresses[0], NULL);
+        connect_as_stranger(addresses[0], "hello");
+    }
+    CHECK_OK(tddp_shm_segment_create(&shm.layout, 0, &segment));
+    tddp_shm_attach(&shm, 1, segment, 0);
+    tddp_shm_exchange work = {.shm = &shm,
+                              .listen_fd = fd,
+                              .addresses = addresses,
+                              .deadline = tddp_deadline_after_ms(20000),
+                              .cancel_fd = -1};
+    CHECK_OK(tddp_shm_exchange_segments(&work));
+}
+
 static void exchanges_and_dies(shm_rank *it)
 {
     tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
     if (it->rank == 1) {
-        tddp_shm_peer peers[3] = {{0}};
-        tddp_shm shm = {.rank = 1, .size = 3, .pid = getpid(), .peers = peers};
-        char addresses[3][TDDP_SHM_ADDRESS_BYTES];
-        char local[TDDP_SHM_ADDRESS_BYTES];
-        char word[128];
-        int fd;
-        int lost;
-        tddp_shm_segment *segment;
-        shm.layout = tddp_shm_layout_of(3);
-        CHECK_OK(tddp_shm_listen(3, &fd, local));
-        snprintf(word, sizeof word, "yes %s 0 - - 0 0", local);
-        tddp_meeting *meeting = first_meeting(it);
-        const tddp_wait wait = {20000, NULL};
-        CHECK_OK(tddp_meeting_give(meeting, (tddp_slice){word, strlen(word)}, NULL));
-        CHECK_OK(tddp_meeting_await(meeting, &wait));
-        for (int rank = 0; rank < 3; rank++) {
-            peers[rank].group_rank = rank;
-            CHECK_INT(sscanf(tddp_meeting_records(meeting)[rank].data, "yes %63s", addresses[rank]),
-                      1);
-        }
-        CHECK_OK(tddp_shm_segment_create(&shm.layout, 0, &segment));
-        tddp_shm_attach(&shm, 1, segment, 0);
-        tddp_shm_segment_exchange work = {&shm, fd, addresses, tddp_deadline_after_ms(20000), -1};
-        CHECK_OK(tddp_shm_exchange_segments(&work, &lost));
+        exchange_by_hand(it, false);
         die();
     }
     join_with(it, &opts, NULL, NULL);
@@ -375,6 +405,25 @@ TEST(a_rank_that_dies_before_its_second_report)
         CHECK_STATUS(all->statuses[each], TDDP_PEER_LOST);
         CHECK_CONTAINS(all->texts[each], "rank 1");
     }
+}
+
+static void with_strangers(shm_rank *it)
+{
+    tddp_backend_opts opts = shm_opts(it->rank, it->size, it->store);
+    if (it->rank == 1) {
+        exchange_by_hand(it, true);
+        CHECK_OK(tddp_meeting_give(meeting_of(it, "shm/1"), (tddp_slice){"yes", 3}, NULL));
+    } else {
+        join_with(it, &opts, NULL, NULL);
+        CHECK_OK(((outcomes *)it->data)->statuses[it->rank]);
+        CHECK_INT(tddp_shm_size(it->shm), 3);
+    }
+}
+
+TEST(strangers_at_the_socket_are_ignored)
+{
+    outcomes *all = shm_common(sizeof *all);
+    run_bare(SHM_PROCESSES, 3, with_strangers, all);
 }
 
 /* An allocation of one rank fails at any point of the join: all ranks fail, or only that one
