@@ -2,22 +2,17 @@
  * The communicators between hosts: the leaders' are made with the context, the global one when it
  * is first needed, on a thread of on_demand's beside the operations.
  *
- * Invariant: no rank connects in the global communicator before all ranks have come to do so. Who
- * waits for them notices one that ends, as each rank watches those of its host and a leader its
- * communicator, and reports what it sees to both.
+ * Invariant: a rank that waits in the global one for others to connect notices one that ends, as
+ * each rank watches those of its host and a leader its communicator, and reports what it sees to
+ * both.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <tddp/meeting.h>
-
 #include "backend/hosts/hosts.h"
 
-enum {
-    PREFIX_BYTES = 32,
-    CHECK_MS = 200, /* between two looks at the other ranks while they come */
-};
+enum { PREFIX_BYTES = 32 };
 
 static tddp_status open_comm(const tddp_hosts *self, const tddp_backend_opts *opts,
                              const char *prefix, int64_t deadline, tddp_cancel *cancel,
@@ -82,48 +77,6 @@ static tddp_status check_ranks(void *context)
     return status;
 }
 
-/* Returns once all ranks are about to connect. */
-static tddp_status await_all(tddp_hosts *self, tddp_store *store, int64_t deadline,
-                             tddp_cancel *cancel)
-{
-    const tddp_wait left = {tddp_deadline_poll_ms(deadline), cancel};
-    tddp_meeting *meeting;
-    const tddp_meeting_opts opts = {.store = store,
-                                    .name = "global",
-                                    .rank = self->rank,
-                                    .world_size = self->world_size,
-                                    .sender = TDDP_MEETING_ALL,
-                                    .names = self->names,
-                                    .check = check_ranks,
-                                    .data = self,
-                                    .check_ms = CHECK_MS};
-    tddp_status status = tddp_meeting_open(&opts, &meeting);
-    if (status) {
-        return status;
-    }
-    status = tddp_meeting_give(meeting, (tddp_slice){"", 0}, &left);
-    status = status ? status : tddp_meeting_await(meeting, &left);
-    tddp_meeting_close(meeting);
-    return status;
-}
-
-static tddp_backend_opts global_opts(tddp_hosts *self, tddp_store *store)
-{
-    return (tddp_backend_opts){
-        .size = sizeof(tddp_backend_opts),
-        .rank = self->rank,
-        .world_size = self->world_size,
-        .store = store,
-        .device_index = -1,
-        .group = self->group,
-        .address = self->address,
-        .names = self->names,
-        .check = check_ranks,
-        .check_data = self,
-        .observer = self->observer,
-    };
-}
-
 /* From now on operations and abort() find it. */
 static void publish(tddp_hosts *self, const tddp_hosts_comm *made)
 {
@@ -136,27 +89,21 @@ static void publish(tddp_hosts *self, const tddp_hosts_comm *made)
     pthread_mutex_unlock(&self->lock);
 }
 
-/* With a connection of its own to the store, since it waits there. Once all have come it goes on
- * also if this rank's group is aborted, for connecting takes a moment then: closed sockets to which
- * others are just connecting end their processes by an exception on Gloo's thread (2022 versions).
- */
+/* With a connection of its own to the store, since it waits there. */
 static tddp_status open_global(void *context, const tddp_wait *wait, tddp_cancel *given_up)
 {
     tddp_hosts *self = context;
-    const int64_t deadline = tddp_wait_deadline(wait, 0);
+    tddp_backend_opts opts = self->opts;
     tddp_hosts_comm made = {0};
-    tddp_store *store;
-    tddp_status status = tddp_store_clone(self->store, wait, &store);
+    (void)given_up; /* the backend closes connections that others are making without harm */
+    tddp_status status = tddp_store_clone(self->opts.store, wait, &opts.store);
     if (status == TDDP_OK) {
-        status = await_all(self, store, deadline, tddp_wait_cancel(wait));
-        if (status == TDDP_OK) {
-            const tddp_backend_opts opts = global_opts(self, store);
-            status = open_comm(self, &opts, "global", deadline, given_up, &made);
-        }
+        status = open_comm(self, &opts, "global", tddp_wait_deadline(wait, 0),
+                           tddp_wait_cancel(wait), &made);
         /* The connection ends here, unless the backend needs it further. */
         tddp_store_release(made.inner.store);
         made.inner.store = NULL;
-        tddp_store_release(store);
+        tddp_store_release(opts.store);
     }
     if (status) {
         tddp_inner_close(&made.inner);
@@ -167,19 +114,28 @@ static tddp_status open_global(void *context, const tddp_wait *wait, tddp_cancel
 }
 
 /* What open_global() needs later. */
-static tddp_status keep_opts(tddp_hosts *self, const tddp_backend_opts *opts)
+static tddp_status copy_opts(tddp_hosts *self, const tddp_backend_opts *opts)
 {
     const size_t count = (size_t)self->world_size;
-    self->store = tddp_store_retain(opts->store);
-    self->observer = opts->observer;
-    self->group = tddp_copy_string(opts->group);
-    self->address = opts->address ? tddp_copy_string(opts->address) : NULL;
-    self->names = opts->names ? tddp_alloc_array(count, sizeof *self->names) : NULL;
-    if (!self->group || (opts->address && !self->address) || (opts->names && !self->names)) {
+    int *names = opts->names ? tddp_alloc_array(count, sizeof *names) : NULL;
+    self->opts = (tddp_backend_opts){
+        .size = sizeof(tddp_backend_opts),
+        .rank = self->rank,
+        .world_size = self->world_size,
+        .store = tddp_store_retain(opts->store),
+        .device_index = -1,
+        .group = tddp_copy_string(opts->group),
+        .address = opts->address ? tddp_copy_string(opts->address) : NULL,
+        .names = names,
+        .check = check_ranks,
+        .check_data = self,
+        .observer = opts->observer,
+    };
+    if (!self->opts.group || (opts->address && !self->opts.address) || (opts->names && !names)) {
         return TDDP_OUT_OF_MEMORY;
     }
-    if (self->names) {
-        memcpy(self->names, opts->names, count * sizeof *self->names);
+    if (names) {
+        memcpy(names, opts->names, count * sizeof *names);
     }
     return TDDP_OK;
 }
@@ -191,7 +147,7 @@ tddp_status tddp_hosts_connect(tddp_hosts *self, const tddp_backend_opts *opts,
 {
     const int64_t deadline = tddp_wait_deadline(wait, opts->timeout_ms);
     tddp_cancel *cancel = tddp_wait_cancel(wait);
-    tddp_status status = keep_opts(self, opts);
+    tddp_status status = copy_opts(self, opts);
     if (status == TDDP_OK && tddp_hosts_is_leader(self)) {
         status = open_leader_comm(self, opts, deadline, cancel);
     }
@@ -210,8 +166,8 @@ void tddp_hosts_disconnect(tddp_hosts *self)
 {
     tddp_inner_close(&self->comms[TDDP_HOSTS_LEADERS].inner);
     tddp_inner_close(&self->comms[TDDP_HOSTS_GLOBAL].inner);
-    tddp_store_release(self->store);
-    free(self->group);
-    free(self->address);
-    free(self->names);
+    tddp_store_release(self->opts.store);
+    free((char *)self->opts.group);
+    free((char *)self->opts.address);
+    free((int *)self->opts.names);
 }

@@ -129,12 +129,8 @@ struct tddp_hosts {
     void *scratch_data;
     size_t scratch_bytes;
     bool scratch_is_shared;
-    tddp_on_demand *on_demand; /* the group's, which makes the global one; NULL: it is there */
-    tddp_store *store;         /* the group's; like the next three for the global one */
-    char *group;
-    char *address; /* NULL: unknown */
-    int *names;    /* by rank; NULL: their numbers */
-    tddp_observer observer;
+    tddp_on_demand *on_demand;  /* the group's, which makes the global one; NULL: it is there */
+    tddp_backend_opts opts;     /* of the global one; owns what they point to */
     pthread_mutex_t lock;       /* guards the following, and the global one until it is connected */
     tddp_hosts_message *queued; /* messages that wait for it, in their order */
     bool aborted;

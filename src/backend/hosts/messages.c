@@ -269,7 +269,7 @@ static tddp_status check_source(tddp_hosts *self, message *it)
         return TDDP_OK;
     }
     if (now >= it->deadline) {
-        const int name = self->names ? self->names[op->peer] : op->peer;
+        const int name = self->opts.names ? self->opts.names[op->peer] : op->peer;
         return tddp_fail(TDDP_TIMEOUT,
                          "not done after %" PRId64 " ms; rank %d has not sent it with tag %" PRIu32,
                          op->timeout_ms, name, op->tag);
