@@ -102,19 +102,19 @@ static tddp_status fail_first(tddp_group *group, const tddp_work *work, tddp_sta
 {
     char text[TEXT_BYTES];
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    const tddp_op *op = &work->op;
-    tddp_detector_report_failure(group, op, work->description, status, text);
+    const tddp_failure failure = {
+        .op = work->op, .described = work->description, .status = status, .text = text};
+    tddp_detector_report_failure(group, &failure);
     tddp_group_backends_abort(group);
-    status = tddp_detector_find_cause(group, op, work->description, status, text);
+    status = tddp_detector_find_cause(group, &failure);
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    (void)fail_op(group, op, status, text);
-    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    char *text_copy = tddp_copy_string(text);
+    status = fail_op(group, &work->op, status, text);
+    char *text_copy = tddp_copy_string(tddp_error_message());
     pthread_mutex_lock(&group->mutex);
     group->failure = status;
     group->failure_text = text_copy;
     pthread_mutex_unlock(&group->mutex);
-    return tddp_fail(status, "%s", text);
+    return status;
 }
 
 /* Returns the status with which the operation fails, with its text on this thread; whether it is

@@ -278,7 +278,7 @@ static tddp_status start_watching(tddp_group *group, tddp_group *parent)
 {
     tddp_status status = tddp_recorder_create(group);
     if (status == TDDP_OK) {
-        status = tddp_detector_add_group(group, parent, tddp_group_fail);
+        status = tddp_detector_add_group(group, parent);
     }
     if (status == TDDP_OK) {
         status = tddp_watchdog_add(group);

@@ -9,12 +9,10 @@
  * A store that is silent is asked again until it answers or its host refuses connections: what it
  * has to be told is in the outbox meanwhile, and groups that fail here find their cause without it.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/on_demand.h"
-#include "group/failure_detector/root_cause.h"
 #include "group/failure_detector/detector_state.h"
 
 enum {
@@ -40,20 +38,13 @@ static bool may_answer(const tddp_detector *detector)
     return detector->store_silent && detector->store;
 }
 
-static void free_outbox(tddp_detector *detector)
-{
-    while (detector->outbox) {
-        tddp_detector_drop_message(detector);
-    }
-}
-
 static void lose_store(tddp_detector *detector)
 {
     tddp_log(TDDP_LOG_DEBUG, "group", "the failure detector has lost the store: %s",
              tddp_error_message());
     pthread_mutex_lock(&detector->mutex);
     detector->store_lost = true;
-    free_outbox(detector);
+    tddp_detector_clear_outbox(detector);
     pthread_cond_broadcast(&detector->changed);
     pthread_mutex_unlock(&detector->mutex);
 }
@@ -143,102 +134,85 @@ static void ask_again(tddp_detector *detector, int64_t timeout_ms)
 
 /* --- notices --------------------------------------------------------------------------------- */
 
-/* With the lock held. */
-static void tell_entry(tddp_detector *detector, tddp_detector_entry *self, tddp_notice_kind kind)
+/* Takes the notice over. Without memory it is read again. */
+static void receive(tddp_detector *detector, char *notice)
 {
-    if (kind == TDDP_NOTICE_CONNECT) {
+    char **grown = tddp_grow(detector->notices, detector->notice_count, sizeof *grown);
+    if (!grown) {
+        free(notice);
+        return;
+    }
+    detector->notices = grown;
+    detector->notices[detector->notice_count++] = notice;
+}
+
+static int64_t next_number(const tddp_detector *detector)
+{
+    return (int64_t)detector->notice_count + 1;
+}
+
+/* With the lock held. */
+static void tell_entry(tddp_detector *detector, tddp_detector_entry *self, char notice)
+{
+    if (notice == TDDP_NOTICE_CONNECT) {
         self->asked = false;
         tddp_on_demand_start(self->group->on_demand);
-    } else if (kind == TDDP_NOTICE_FAILURE && self->stage == TDDP_DETECTOR_IDLE) {
+    } else if (notice == TDDP_NOTICE_FAILURE && self->stage == TDDP_DETECTOR_IDLE) {
         self->stage = TDDP_DETECTOR_NOTIFIED;
         self->deadline = tddp_deadline_after_ms(TDDP_DETECTOR_REPLY_MS);
         tddp_detector_put_report(detector, self, TDDP_REPORT_POSITION, NULL);
     }
 }
 
-/* Takes the notice's key over. */
-static void receive_notice(void *data, tddp_notice notice)
-{
-    tddp_detector *detector = data;
-    bool known = false;
-    detector->notices_received++;
-    pthread_mutex_lock(&detector->mutex);
-    for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        if (strcmp(each->key, notice.key) == 0) {
-            known = true;
-            tell_entry(detector, each, notice.kind);
-        }
-    }
-    pthread_mutex_unlock(&detector->mutex);
-    tddp_detector_stray *stray = known ? NULL : tddp_alloc(sizeof *stray);
-    if (stray) {
-        *stray = (tddp_detector_stray){detector->strays, notice};
-        detector->strays = stray;
-    } else {
-        free(notice.key);
-    }
-}
-
-/* The notices that came before this rank watched their groups. With the lock held. */
-static void check_strays(tddp_detector *detector)
+/* Tells each entry of the notices about its group, also of those that came before this rank watched
+ * it. With the lock held. */
+static void tell_entries(tddp_detector *detector)
 {
     for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        tddp_detector_stray **link = &detector->strays;
-        while (each->unchecked && *link) {
-            tddp_detector_stray *stray = *link;
-            if (strcmp(each->key, stray->notice.key) != 0) {
-                link = &stray->next;
-                continue;
+        for (; each->heard < detector->notice_count; each->heard++) {
+            const char *notice = detector->notices[each->heard];
+            if (notice[0] && strcmp(notice + 1, each->key) == 0) {
+                tell_entry(detector, each, notice[0]);
             }
-            tell_entry(detector, each, stray->notice.kind);
-            *link = stray->next;
-            free(stray->notice.key);
-            free(stray);
         }
-        each->unchecked = false;
     }
 }
 
-/* Sends what is in the outbox, as far as the store answers. With the lock held, which is released
- * meanwhile. */
-static void send_outbox(tddp_detector *detector)
+/* Tells the store the outbox's first message; false: it is not known whether it has it. */
+static bool tell_store(tddp_detector *detector, const tddp_detector_message *message)
 {
+    char *there = NULL;
+    tddp_status status =
+        message->line.size > 0
+            ? tddp_notice_append_report(detector->store, message->notice + 1, &message->line)
+            : tddp_notice_offer(detector->store, next_number(detector), message->notice, &there);
+    const bool taken = there && strcmp(there, message->notice) != 0; /* the number is, by another */
+    note(detector, status);
+    if (there) {
+        receive(detector, there);
+    }
+    return status == TDDP_OUT_OF_MEMORY || (status == TDDP_OK && !taken);
+}
+
+/* Tells the entries what has come, and the store what is in the outbox, as far as it answers. With
+ * the lock held, which is released meanwhile. */
+static void exchange(tddp_detector *detector)
+{
+    tell_entries(detector);
     while (detector->outbox && answers(detector)) {
         const tddp_detector_message *message = detector->outbox;
         pthread_mutex_unlock(&detector->mutex);
-        tddp_status status =
-            message->line.size > 0
-                ? tddp_notice_append_report(detector->store, message->key, &message->line)
-                : tddp_notice_publish(detector->store, detector->notices_received + 1,
-                                      message->notice, message->key, receive_notice, detector);
-        note(detector, status);
+        const bool told = tell_store(detector, message);
         pthread_mutex_lock(&detector->mutex);
-        if (status == TDDP_OK || status == TDDP_OUT_OF_MEMORY) {
+        if (told) {
             tddp_detector_drop_message(detector);
             pthread_cond_broadcast(&detector->changed);
         }
+        tell_entries(detector);
     }
 }
 
 /* --- for one group --------------------------------------------------------------------------- */
-
-static bool find_cause(tddp_detector *detector, tddp_detector_entry *self, char *log,
-                       tddp_status *cause)
-{
-    tddp_group *group = self->group;
-    const tddp_failure_evidence evidence = {
-        .peers = group->peers,
-        .rank = group->rank,
-        .op = self->failed_here ? &self->op : NULL,
-        .described = self->described,
-        .status = self->failed_here ? self->status : TDDP_OK,
-        .text = self->failed_here && self->text ? self->text : "",
-        .observed = &group->observed,
-        .store_lost = !answers(detector),
-        .deadline_over = tddp_now_ns() >= self->deadline,
-    };
-    return tddp_root_cause_find(evidence, log, cause);
-}
 
 /* Finds the group's root cause if the reports suffice. True if it failed the group here, which
  * takes a while where an operation is about to end. */
@@ -252,7 +226,13 @@ static bool resolve(tddp_detector *detector, tddp_detector_entry *self)
         return false;
     }
     tddp_status cause;
-    bool found = find_cause(detector, self, log, &cause);
+    const tddp_failure_evidence evidence = {.peers = self->group->peers,
+                                            .rank = self->group->rank,
+                                            .failure = self->failure,
+                                            .observed = &self->group->observed,
+                                            .store_lost = !answers(detector),
+                                            .deadline_over = tddp_now_ns() >= self->deadline};
+    bool found = tddp_root_cause_find(&evidence, log, &cause);
     free(log);
     if (!found) {
         return false;
@@ -267,7 +247,7 @@ static bool resolve(tddp_detector *detector, tddp_detector_entry *self)
     pthread_cond_broadcast(&detector->changed);
     pthread_mutex_unlock(&detector->mutex);
     if (fails) {
-        self->fail(self->group, cause, text ? text : tddp_status_text(cause));
+        tddp_group_fail(self->group, cause, text ? text : tddp_status_text(cause));
     }
     return fails;
 }
@@ -299,8 +279,7 @@ static bool process_all(tddp_detector *detector, int64_t *pause_ms)
 {
     bool again = false;
     bool failed = false;
-    check_strays(detector);
-    send_outbox(detector);
+    exchange(detector);
     fail_requests(detector);
     for (tddp_detector_entry *each = detector->entries; each && !failed; each = each->next) {
         /* While the store is silent, another rank's failure has time. */
@@ -339,25 +318,15 @@ static void wait_for_notices(tddp_detector *detector, bool again, int64_t pause_
     }
     tddp_status status;
     do {
-        tddp_notice notice;
-        status = tddp_notice_wait(detector->store, detector->notices_received + 1, &wait, &notice);
+        char *notice;
+        status = tddp_notice_wait(detector->store, next_number(detector), &wait, &notice);
         if (status == TDDP_OK) {
-            receive_notice(detector, notice);
+            receive(detector, notice);
         }
         wait.timeout_ms = 0;
     } while (status == TDDP_OK);
     if (status != TDDP_TIMEOUT && status != TDDP_CANCELED) {
         note(detector, status);
-    }
-}
-
-static void free_strays(tddp_detector *detector)
-{
-    while (detector->strays) {
-        tddp_detector_stray *next = detector->strays->next;
-        free(detector->strays->notice.key);
-        free(detector->strays);
-        detector->strays = next;
     }
 }
 
@@ -396,8 +365,11 @@ void *tddp_detector_run_watcher(void *data)
                                                : LONGEST_PAUSE_MS;
         pthread_mutex_lock(&detector->mutex);
     }
-    free_outbox(detector);
+    tddp_detector_clear_outbox(detector);
     pthread_mutex_unlock(&detector->mutex);
-    free_strays(detector);
+    /* Other references to the detector must not keep the store's server alive. */
+    tddp_store_release(detector->store);
+    tddp_store_release(detector->base);
+    detector->store = detector->base = NULL;
     return NULL;
 }
