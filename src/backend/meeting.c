@@ -292,20 +292,16 @@ tddp_status tddp_meeting_give(tddp_meeting *meeting, tddp_slice record, const td
                                                             : status;
 }
 
-int tddp_meeting_gave(const tddp_meeting *meeting)
-{
-    return meeting->gave;
-}
-
-tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, int gave, const tddp_wait *wait)
+tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, const tddp_wait *wait)
 {
     char key[KEY_BYTES];
     int64_t arrived;
     int deleted;
     tddp_status status = add_entry(meeting, '-', (tddp_slice){"", 0}, wait);
-    if (status == TDDP_OK && gave && meeting->opts.sender == TDDP_MEETING_ALL) {
+    if (status == TDDP_OK && meeting->gave && meeting->opts.sender == TDDP_MEETING_ALL) {
         status = tddp_store_add(meeting->opts.store, key_of(meeting->name, "arrived", key), -1,
                                 wait, &arrived);
+        meeting->gave = false;
     }
     return status ? status
                   : tddp_store_delete_key(meeting->opts.store, key_of(meeting->name, "wake", key),

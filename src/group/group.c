@@ -300,7 +300,8 @@ static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const t
     char *address = NULL;
     tddp_status status = tddp_group_backends_find(group, opts->backend);
     if (status == TDDP_OK) {
-        status = tddp_group_join(group, opts->store, wait, deadline, &same_host, &address);
+        status = tddp_group_join(group, opts->store, tddp_wait_cancel(wait), deadline, &same_host,
+                                 &address);
     }
     if (status == TDDP_OK) {
         status = open_shared(group, opts->parent);
