@@ -197,7 +197,7 @@ void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)
     bool first = group->failure == TDDP_OK && group->state < TDDP_GROUP_ENDING;
     bool dumps = false;
     if (first) {
-        tddp_recorder_set_failure(group->recorder, status, text);
+        tddp_recorder_set_failure(group->recorder, text);
         group->failure = status;
         group->failure_text = text_copy;
         group->failed_elsewhere = true;
