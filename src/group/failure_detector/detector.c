@@ -10,7 +10,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "group/failure_detector/detector_state.h"
@@ -29,31 +28,36 @@ static tddp_detector_entry *find(tddp_detector *detector, const tddp_group *grou
     return each;
 }
 
-static tddp_status create(tddp_group *group, tddp_detector **out)
+/* Makes a detector with its first entry, which is the caller's still after a failure. */
+static tddp_status create(tddp_group *group, tddp_detector_entry *first, tddp_detector **out)
 {
-    tddp_detector *detector = tddp_alloc(sizeof *detector);
-    tddp_status status = detector ? tddp_cancel_create(&detector->wake) : TDDP_OUT_OF_MEMORY;
-    if (status == TDDP_OK) {
-        status = tddp_cond_init(&detector->changed);
-        if (status) {
-            tddp_cancel_free(detector->wake);
-        }
-    }
+    tddp_detector *made = tddp_alloc(sizeof *made);
+    tddp_status status = made ? tddp_cond_init(&made->changed) : TDDP_OUT_OF_MEMORY;
     if (status) {
-        free(detector);
+        free(made);
         return status;
     }
-    pthread_mutex_init(&detector->mutex, NULL);
-    atomic_init(&detector->references, 1);
-    detector->pid = getpid();
-    detector->base = tddp_store_retain(group->store);
-    detector->store_silent = true; /* until the watcher has connected */
-    *out = detector;
+    pthread_mutex_init(&made->mutex, NULL);
+    atomic_init(&made->references, 1);
+    made->pid = getpid();
+    made->base = tddp_store_retain(group->store);
+    made->connect_until = tddp_deadline_after_ms(tddp_detector_connect_ms);
+    made->entries = first;
+    status = tddp_cancel_create(&made->wake);
+    status =
+        status ? status
+               : tddp_thread_start(&made->thread, "tddp-detector", tddp_detector_run_watcher, made);
+    if (status) {
+        made->entries = NULL;
+        tddp_detector_release(made);
+        return status;
+    }
+    *out = made;
     return TDDP_OK;
 }
 
 /* Adds a group to its parent's detector, unless that has ended. */
-static bool add_to_shared(tddp_detector *detector, tddp_detector_entry *added)
+static bool add(tddp_detector *detector, tddp_detector_entry *added)
 {
     pthread_mutex_lock(&detector->mutex);
     bool running = !detector->ended;
@@ -67,13 +71,6 @@ static bool add_to_shared(tddp_detector *detector, tddp_detector_entry *added)
     return running;
 }
 
-static void write_key(const tddp_group *group, char key[TDDP_DETECTOR_KEY_BYTES])
-{
-    (void)snprintf(key, TDDP_DETECTOR_KEY_BYTES, "%.160s/%08" PRIx32 "/%" PRId64 "/%d", group->name,
-                   tddp_group_fingerprint(group->name), group->incarnation,
-                   group->peers->entries[0].root_rank);
-}
-
 tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent)
 {
     if (group->world_size == 1) {
@@ -84,27 +81,18 @@ tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent)
         return TDDP_OUT_OF_MEMORY;
     }
     added->group = group;
-    write_key(group, added->key);
-    if (parent && parent->detector && add_to_shared(parent->detector, added)) {
-        group->detector = parent->detector;
-        return TDDP_OK;
-    }
-    tddp_detector *detector;
-    tddp_status status = create(group, &detector);
+    (void)snprintf(added->key, sizeof added->key, "%.160s/%08" PRIx32 "/%" PRId64 "/%d",
+                   group->name, tddp_group_fingerprint(group->name), group->incarnation,
+                   group->peers->entries[0].root_rank);
+    tddp_detector *detector = parent ? parent->detector : NULL;
+    tddp_status status =
+        detector && add(detector, added) ? TDDP_OK : create(group, added, &detector);
     if (status) {
         free(added);
-        return status;
+    } else {
+        group->detector = detector;
     }
-    detector->entries = added;
-    status =
-        tddp_thread_start(&detector->thread, "tddp-detector", tddp_detector_run_watcher, detector);
-    if (status) {
-        detector->ended = true;
-        tddp_detector_release(detector);
-        return status;
-    }
-    group->detector = detector;
-    return TDDP_OK;
+    return status;
 }
 
 static void free_entry(tddp_detector_entry *self)
@@ -181,59 +169,23 @@ void tddp_detector_remove_group(tddp_group *group, const char *reason)
 
 /* --- failures -------------------------------------------------------------------------------- */
 
-/* By the outbox, if the detector still runs. */
-static bool report_by_watcher(tddp_detector *detector, const char *key, tddp_bytes *line)
-{
-    pthread_mutex_lock(&detector->mutex);
-    bool running = !detector->ended;
-    if (running) {
-        tddp_detector_put_line(detector, key, line);
-        tddp_detector_put_notice(detector, key, TDDP_NOTICE_FAILURE);
-        await_told(detector, tddp_deadline_after_ms(TDDP_DETECTOR_REPORT_MS));
-    }
-    pthread_mutex_unlock(&detector->mutex);
-    return running;
-}
-
-/* By the group's own connection. */
-static tddp_status report_directly(tddp_store *store, const char *key, const tddp_bytes *line)
-{
-    char notice[1 + TDDP_DETECTOR_KEY_BYTES];
-    bool published = false;
-    (void)snprintf(notice, sizeof notice, "%c%s", TDDP_NOTICE_FAILURE, key);
-    tddp_status status = tddp_notice_append_report(store, key, line);
-    for (int64_t number = 1; status == TDDP_OK && !published; number++) {
-        char *there = NULL;
-        status = tddp_notice_offer(store, number, notice, &there);
-        published = there && strcmp(there, notice) == 0;
-        free(there);
-    }
-    return status;
-}
-
 void tddp_detector_report_create_failure(tddp_group *group, tddp_group *parent, tddp_status status,
                                          const char *text)
 {
+    const tddp_failure failure = {.status = status, .text = text};
     if (group->world_size == 1 || !group->peers || group->detector) {
         return;
     }
-    enum { TEXT_BYTES = 500 };
-    char key[TDDP_DETECTOR_KEY_BYTES];
-    tddp_bytes line = {0};
-    tddp_recorder_position none = {.messages = 0};
-    tddp_detector *detector = parent ? parent->detector : NULL;
-    write_key(group, key);
-    tddp_status reported = tddp_status_report_write(&line, TDDP_REPORT_FAILURE, group->rank, status,
-                                                    &none, "", text, TEXT_BYTES);
-    if (reported == TDDP_OK && !(detector && report_by_watcher(detector, key, &line))) {
-        reported = report_directly(group->store, key, &line);
-    }
-    tddp_bytes_free(&line);
-    if (reported) {
+    tddp_status added = group->recorder ? TDDP_OK : tddp_recorder_create(group);
+    added = added ? added : tddp_detector_add_group(group, parent);
+    if (added) {
         tddp_log(TDDP_LOG_DEBUG, "group",
                  "cannot report to the other ranks that \"%s\" was not created: %s", group->name,
                  tddp_error_message());
+        return;
     }
+    tddp_detector_report_failure(group, &failure);
+    tddp_detector_remove_group(group, NULL);
 }
 
 void tddp_detector_ask_to_connect(void *data)
@@ -247,7 +199,7 @@ void tddp_detector_ask_to_connect(void *data)
     tddp_detector_entry *self = find(detector, group);
     if (self) {
         self->asked = true;
-        tddp_detector_put_notice(detector, self->key, TDDP_NOTICE_CONNECT);
+        tddp_detector_put(detector, self->key, TDDP_NOTICE_CONNECT, (tddp_bytes){0});
         tddp_cancel_trigger(detector->wake);
     }
     pthread_mutex_unlock(&detector->mutex);
@@ -282,7 +234,7 @@ void tddp_detector_report_failure(tddp_group *group, const tddp_failure *failure
         self->deadline = tddp_deadline_after_ms(report_timeout_ms(failure));
         self->stage = TDDP_DETECTOR_FAILED;
         tddp_detector_put_report(detector, self, TDDP_REPORT_FAILURE, failure->text);
-        tddp_detector_put_notice(detector, self->key, TDDP_NOTICE_FAILURE);
+        tddp_detector_put(detector, self->key, TDDP_NOTICE_FAILURE, (tddp_bytes){0});
         await_told(detector, deadline);
     }
     pthread_mutex_unlock(&detector->mutex);

@@ -23,6 +23,12 @@ typedef enum tddp_detector_stage {
     TDDP_DETECTOR_RESOLVED, /* the root cause is known */
 } tddp_detector_stage;
 
+typedef enum tddp_detector_store_state {
+    TDDP_DETECTOR_STORE_SILENT, /* it has not answered, and is asked again */
+    TDDP_DETECTOR_STORE_ANSWERS,
+    TDDP_DETECTOR_STORE_LOST, /* it cannot be reached any more; for good */
+} tddp_detector_store_state;
+
 /* A group of the detector's. */
 typedef struct tddp_detector_entry {
     tddp_group *group;
@@ -54,17 +60,17 @@ struct tddp_detector {
     /* Only used by the watcher. */
     tddp_store *base;      /* the first group's part of the store, on that group's connection */
     tddp_store *store;     /* the same on the watcher's own connection; NULL: there is none now */
+    bool connected;        /* there has been one */
     int64_t connect_until; /* without one: from then on it is lost where its host refuses */
     char **notices;        /* all of them, in the order of their numbers */
     size_t notice_count;
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t changed;
     tddp_detector_entry *entries;
-    tddp_detector_message *outbox; /* in order; the watcher alone removes any */
-    uint64_t queued;               /* messages, ever */
-    uint64_t told;                 /* of which the store knows, or never will */
-    bool store_silent; /* the store has not answered, and is asked again; set by the watcher */
-    bool store_lost;   /* it cannot be reached any more; set by the watcher, never cleared */
+    tddp_detector_message *outbox;         /* in order; the watcher alone removes any */
+    uint64_t queued;                       /* messages, ever */
+    uint64_t told;                         /* of which the store knows, or never will */
+    tddp_detector_store_state store_state; /* set by the watcher */
     bool ended;
 };
 
@@ -78,11 +84,9 @@ void *tddp_detector_run_watcher(void *detector);
 void tddp_detector_put_report(tddp_detector *detector, const tddp_detector_entry *self,
                               tddp_status_report_kind kind, const char *text);
 
-/* Puts a line of the group's log in the outbox, whose bytes it takes over. */
-void tddp_detector_put_line(tddp_detector *detector, const char *key, tddp_bytes *line);
-
-/* Puts a notice about the group in the outbox. */
-void tddp_detector_put_notice(tddp_detector *detector, const char *key, char notice);
+/* Puts a notice about the group in the outbox, or, if `line` is not empty, that line of its log,
+ * whose bytes it takes over. */
+void tddp_detector_put(tddp_detector *detector, const char *key, char notice, tddp_bytes line);
 
 /* Takes the outbox's first message out, and frees it; or all of them. */
 void tddp_detector_drop_message(tddp_detector *detector);

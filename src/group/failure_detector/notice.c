@@ -17,7 +17,7 @@
 
 #include "group/failure_detector/detector.h"
 
-enum { CALL_MS = 300, KEY_BYTES = 320, POLL_MS = 200 };
+enum { CALL_MS = 300, KEY_BYTES = 320 };
 
 #define ROOT "failure_detector/"
 
@@ -84,36 +84,12 @@ tddp_status tddp_notice_read_reports(tddp_store *store, const char *key, char **
     return status;
 }
 
-/* Polls a store without a server: its own wait would hold a lock, or poll without pause. */
-static tddp_status wait_for(tddp_store *store, tddp_slice key, const tddp_wait *wait)
-{
-    if (wait->timeout_ms == 0 || tddp_tcp_store_port(store) >= 0) {
-        return tddp_store_wait(store, &key, 1, wait);
-    }
-    int64_t deadline = tddp_wait_deadline(wait, 0);
-    for (;;) {
-        int exists;
-        tddp_status status = tddp_store_check(store, &key, 1, wait, &exists);
-        if (status || exists) {
-            return status;
-        }
-        int64_t pause = tddp_deadline_after_ms(POLL_MS);
-        status = tddp_net_sleep(pause < deadline ? pause : deadline, tddp_cancel_fd(wait->cancel));
-        if (status == TDDP_OK && tddp_now_ns() >= deadline) {
-            status = tddp_fail(TDDP_TIMEOUT, "no failure notice");
-        }
-        if (status) {
-            return status;
-        }
-    }
-}
-
 tddp_status tddp_notice_wait(tddp_store *store, int64_t number, const tddp_wait *wait, char **out)
 {
     char text[KEY_BYTES];
     tddp_blob blob = {0};
     tddp_slice slice = notice_key(text, number);
-    tddp_status status = wait_for(store, slice, wait);
+    tddp_status status = tddp_store_wait(store, &slice, 1, wait);
     if (status == TDDP_OK) {
         status = tddp_store_get(store, slice, &brief, &blob);
         *out = blob.data;

@@ -14,11 +14,11 @@ enum {
     MOST_REPORT_BYTES = 900,
 };
 
-/* Takes the line over, also without memory for the message. */
-static void put(tddp_detector *detector, char notice, const char *key, tddp_bytes line)
+void tddp_detector_put(tddp_detector *detector, const char *key, char notice, tddp_bytes line)
 {
     tddp_detector_message **end = &detector->outbox;
-    tddp_detector_message *message = detector->store_lost ? NULL : tddp_alloc(sizeof *message);
+    const bool lost = detector->store_state == TDDP_DETECTOR_STORE_LOST;
+    tddp_detector_message *message = lost ? NULL : tddp_alloc(sizeof *message);
     if (!message) {
         tddp_bytes_free(&line);
         return;
@@ -30,17 +30,6 @@ static void put(tddp_detector *detector, char notice, const char *key, tddp_byte
     }
     *end = message;
     detector->queued++;
-}
-
-void tddp_detector_put_line(tddp_detector *detector, const char *key, tddp_bytes *line)
-{
-    put(detector, ' ', key, *line);
-    *line = (tddp_bytes){0};
-}
-
-void tddp_detector_put_notice(tddp_detector *detector, const char *key, char notice)
-{
-    put(detector, notice, key, (tddp_bytes){0});
 }
 
 /* Formats this rank's operations in the job's other groups. */
@@ -62,11 +51,13 @@ static void describe_other_groups(const tddp_detector *detector, const tddp_dete
     }
 }
 
-/* Reports the failed operation as the current one: others may run beside it. */
+/* Reports the failed operation, if it was one, as the current one: others may run beside it. */
 static void set_failed_operation(const tddp_failure *failure, tddp_recorder_op_summary *current)
 {
     const tddp_op *op = &failure->op;
-    if (!current->any || current->kind != op->kind || current->sequence != op->sequence) {
+    const bool is_set =
+        current->any && current->kind == op->kind && current->sequence == op->sequence;
+    if (op->sequence != 0 && !is_set) {
         *current = (tddp_recorder_op_summary){.any = true,
                                               .kind = op->kind,
                                               .sequence = op->sequence,
@@ -101,7 +92,7 @@ void tddp_detector_put_report(tddp_detector *detector, const tddp_detector_entry
                                  text ? text : "", most)) {
         tddp_bytes_free(&line);
     } else {
-        tddp_detector_put_line(detector, self->key, &line);
+        tddp_detector_put(detector, self->key, ' ', line);
     }
 }
 

@@ -19,6 +19,7 @@ enum {
     ASK_MS = 2000,
     PROBE_MS = 300,
     NOTICE_WAIT_MS = 600 * 1000,
+    POLL_MS = 200, /* between two looks for a notice in a store without a server */
     PAUSE_MS = 10, /* between two reads of a log, doubled each time */
     LONGEST_PAUSE_MS = 100,
 };
@@ -29,24 +30,19 @@ int64_t tddp_detector_connect_ms = 5000;
 
 static bool answers(const tddp_detector *detector)
 {
-    return !detector->store_silent && !detector->store_lost;
+    return detector->store_state == TDDP_DETECTOR_STORE_ANSWERS;
 }
 
-/* It is silent, but its host has not closed the connection. */
+static bool is_lost(const tddp_detector *detector)
+{
+    return detector->store_state == TDDP_DETECTOR_STORE_LOST;
+}
+
+/* It is silent, but its host has not closed the connection, or there has been none yet. */
 static bool may_answer(const tddp_detector *detector)
 {
-    return detector->store_silent && detector->store;
-}
-
-static void lose_store(tddp_detector *detector)
-{
-    tddp_log(TDDP_LOG_DEBUG, "group", "the failure detector has lost the store: %s",
-             tddp_error_message());
-    pthread_mutex_lock(&detector->mutex);
-    detector->store_lost = true;
-    tddp_detector_clear_outbox(detector);
-    pthread_cond_broadcast(&detector->changed);
-    pthread_mutex_unlock(&detector->mutex);
+    return detector->store_state == TDDP_DETECTOR_STORE_SILENT &&
+           (detector->store || !detector->connected);
 }
 
 /* Other ranks had no answer either: they have some time again. */
@@ -60,18 +56,23 @@ static void extend_deadlines(tddp_detector *detector)
     }
 }
 
-static void set_silent(tddp_detector *detector, bool silent)
+/* Why is this thread's error text, unless it answers. */
+static void set_store_state(tddp_detector *detector, tddp_detector_store_state state)
 {
-    if (detector->store_silent == silent) {
+    static const char *const names[] = {"silent and is asked again", "answering", "lost"};
+    if (detector->store_state == state) {
         return;
     }
-    tddp_log(TDDP_LOG_DEBUG, "group", "the failure detector's store %s: %s",
-             silent ? "does not answer and is asked again" : "answers again",
-             silent ? tddp_error_message() : "");
+    const bool works = state == TDDP_DETECTOR_STORE_ANSWERS;
+    tddp_log(TDDP_LOG_DEBUG, "group", "the failure detector's store is %s: %s", names[state],
+             works ? "" : tddp_error_message());
     pthread_mutex_lock(&detector->mutex);
-    detector->store_silent = silent;
-    if (!silent) {
+    detector->store_state = state;
+    if (works) {
+        detector->connected = true;
         extend_deadlines(detector);
+    } else if (is_lost(detector)) {
+        tddp_detector_clear_outbox(detector);
     }
     pthread_cond_broadcast(&detector->changed);
     pthread_mutex_unlock(&detector->mutex);
@@ -89,7 +90,7 @@ static void note(tddp_detector *detector, tddp_status status)
         detector->store = NULL;
         detector->connect_until = tddp_deadline_after_ms(tddp_detector_connect_ms);
     }
-    set_silent(detector, status != TDDP_OK);
+    set_store_state(detector, status ? TDDP_DETECTOR_STORE_SILENT : TDDP_DETECTOR_STORE_ANSWERS);
 }
 
 /* Whether the store's host refuses connections. A process that is stopped accepts them, and a
@@ -120,11 +121,11 @@ static void ask_again(tddp_detector *detector, int64_t timeout_ms)
     }
     status = tddp_store_clone(detector->base, &wait, &detector->store);
     if (status == TDDP_OK) {
-        set_silent(detector, false);
+        set_store_state(detector, TDDP_DETECTOR_STORE_ANSWERS);
     } else if (status != TDDP_CANCELED && status != TDDP_OUT_OF_MEMORY &&
                tddp_now_ns() >= detector->connect_until) {
         if (status != TDDP_NETWORK || refuses(detector)) {
-            lose_store(detector);
+            set_store_state(detector, TDDP_DETECTOR_STORE_LOST);
         } else {
             tddp_log(TDDP_LOG_DEBUG, "group", "the failure detector's store is silent: %s",
                      tddp_error_message());
@@ -263,7 +264,7 @@ static bool is_unfinished(const tddp_detector_entry *self)
 static void fail_requests(const tddp_detector *detector)
 {
     for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        if (each->asked && detector->store_lost) {
+        if (each->asked && is_lost(detector)) {
             each->asked = false;
             tddp_on_demand_fail(each->group->on_demand, TDDP_NETWORK,
                                 "the ranks of several hosts cannot connect: the store, in which "
@@ -305,17 +306,20 @@ static bool process_all(tddp_detector *detector, int64_t *pause_ms)
  * only. */
 static void wait_for_notices(tddp_detector *detector, bool again, int64_t pause_ms)
 {
-    tddp_wait wait = {again ? 0 : NOTICE_WAIT_MS, detector->wake};
-    if (detector->store_silent && !detector->store_lost) {
+    if (detector->store_state == TDDP_DETECTOR_STORE_SILENT) {
         ask_again(detector, again ? TDDP_DETECTOR_REPLY_MS : ASK_MS);
         return;
     }
-    if (again || detector->store_lost) {
-        int64_t until = tddp_deadline_after_ms(again ? pause_ms : NOTICE_WAIT_MS);
-        if (tddp_net_sleep(until, tddp_cancel_fd(detector->wake)) || detector->store_lost) {
+    /* The wait of a store without a server would hold a lock, or poll without pause. */
+    const bool polls = again || is_lost(detector) || tddp_tcp_store_port(detector->base) < 0;
+    if (polls) {
+        const int64_t longest_ms = is_lost(detector) ? NOTICE_WAIT_MS : POLL_MS;
+        const int64_t until = tddp_deadline_after_ms(again ? pause_ms : longest_ms);
+        if (tddp_net_sleep(until, tddp_cancel_fd(detector->wake)) || is_lost(detector)) {
             return;
         }
     }
+    tddp_wait wait = {polls ? 0 : NOTICE_WAIT_MS, detector->wake};
     tddp_status status;
     do {
         char *notice;
@@ -330,27 +334,10 @@ static void wait_for_notices(tddp_detector *detector, bool again, int64_t pause_
     }
 }
 
-/* Opens the watcher's connection on its own thread: creating a group does not wait for it. */
-static void connect_first(tddp_detector *detector)
-{
-    bool ended = false;
-    detector->connect_until = tddp_deadline_after_ms(tddp_detector_connect_ms);
-    while (!answers(detector) && !detector->store_lost && !ended) {
-        ask_again(detector, tddp_detector_connect_ms);
-        pthread_mutex_lock(&detector->mutex);
-        ended = detector->ended;
-        if (!ended) {
-            tddp_cancel_reset(detector->wake); /* the changed entries are processed afterwards */
-        }
-        pthread_mutex_unlock(&detector->mutex);
-    }
-}
-
 void *tddp_detector_run_watcher(void *data)
 {
     tddp_detector *detector = data;
     int64_t pause = PAUSE_MS;
-    connect_first(detector);
     pthread_mutex_lock(&detector->mutex);
     while (!detector->ended) {
         tddp_cancel_reset(detector->wake);

@@ -221,7 +221,7 @@ static void count_silence(tddp_log_level level, const char *room, const char *te
 static bool is_connected(tddp_detector *detector)
 {
     pthread_mutex_lock(&detector->mutex);
-    bool answers = !detector->store_silent;
+    bool answers = detector->store_state == TDDP_DETECTOR_STORE_ANSWERS;
     pthread_mutex_unlock(&detector->mutex);
     return answers;
 }
@@ -275,14 +275,17 @@ typedef struct publisher {
 
 enum { PUBLISHERS = 6, KEYS = 8 };
 
-/* As the first that no rank has taken. */
+/* As the first that no rank has taken. A call that had no time, since other threads use the
+ * connection, is made again, as the watcher does. */
 static void publish(tddp_store *store, const char *notice)
 {
     bool published = false;
-    for (int number = 1; !published; number++) {
-        char *there;
-        CHECK_OK(tddp_notice_offer(store, number, notice, &there));
-        published = strcmp(there, notice) == 0;
+    for (int number = 1; !published;) {
+        char *there = NULL;
+        tddp_status status = tddp_notice_offer(store, number, notice, &there);
+        CHECK(status == TDDP_OK || status == TDDP_TIMEOUT);
+        published = there && strcmp(there, notice) == 0;
+        number += status == TDDP_OK;
         free(there);
     }
 }
