@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "group/recorder/recorder.h"
 #include "group/failure_detector/detector.h"
@@ -148,11 +149,7 @@ static tddp_status determine_failure(tddp_group *group, const tddp_work *work, t
 static void linger(tddp_status status)
 {
     if (status == TDDP_MISMATCH) {
-        char text[TEXT_BYTES];
-        (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-        tddp_status slept = tddp_net_sleep(tddp_deadline_after_ms(LINGER_MS), -1);
-        (void)slept; /* it cannot be woken */
-        (void)tddp_fail(status, "%s", text);
+        (void)usleep(LINGER_MS * 1000); /* a signal may shorten it */
     }
 }
 

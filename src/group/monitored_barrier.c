@@ -32,7 +32,7 @@ typedef struct barrier {
     char name[NAME_BYTES];
     uint64_t number;
     int64_t timeout_ms;
-    bool all_ranks;
+    int most; /* missing ranks to name */
     tddp_cancel *cancel;
 } barrier;
 
@@ -88,18 +88,17 @@ static tddp_status check_peers(void *data)
 static tddp_status fail_missing(const barrier *self)
 {
     const tddp_group *group = self->group;
-    const int most = self->all_ranks ? NAMED : 1;
     char text[TEXT_BYTES] = "";
     int missing = 0;
     for (int rank = 0; rank < group->world_size; rank++) {
         char name[TDDP_PEER_NAME_BYTES];
-        if (!tddp_meeting_records(self->meeting)[rank].data && missing++ < most) {
+        if (!tddp_meeting_records(self->meeting)[rank].data && missing++ < self->most) {
             tddp_add_text(text, sizeof text, "%s%s", missing > 1 ? ", " : "",
                           tddp_peers_name(group->peers, rank, name));
         }
     }
-    if (missing > most) {
-        tddp_add_text(text, sizeof text, " and %d more", missing - most);
+    if (missing > self->most) {
+        tddp_add_text(text, sizeof text, " and %d more", missing - self->most);
     }
     tddp_add_text(text, sizeof text, " did not arrive within %" PRId64 " ms", self->timeout_ms);
     return fail(self, TDDP_TIMEOUT, text);
@@ -172,17 +171,13 @@ static tddp_status meet(const barrier *self)
     }
 }
 
-static tddp_status run(barrier *self)
+/* Leaves the meeting; the status and this thread's error text stay. */
+static tddp_status leave(barrier *self, tddp_status status)
 {
-    const tddp_wait tidy = {TIDY_MS, NULL};
-    tddp_status status = tddp_meeting_open(&self->opts, &self->meeting);
-    if (status) {
-        return status;
-    }
-    status = meet(self);
+    const tddp_wait wait = {TIDY_MS, NULL};
     char text[TEXT_BYTES];
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    if (tddp_meeting_leave(self->meeting, &tidy)) {
+    if (tddp_meeting_leave(self->meeting, &wait)) {
         tddp_log(TDDP_LOG_DEBUG, "group", "monitored_barrier leaves keys behind: %s",
                  tddp_error_message());
     }
@@ -202,13 +197,11 @@ tddp_status tddp_monitored_barrier(tddp_group *group, int64_t timeout_ms, int wa
     if (!store) {
         return check_group(group);
     }
-    barrier self = {
-        .group = group,
-        .number = atomic_fetch_add(&group->monitored_barriers, 1) + 1,
-        .timeout_ms = timeout_ms > 0 ? timeout_ms : atomic_load(&group->timeout_ms),
-        .all_ranks = wait_all_ranks != 0,
-        .cancel = tddp_wait_cancel(wait),
-    };
+    barrier self = {.group = group,
+                    .number = atomic_fetch_add(&group->monitored_barriers, 1) + 1,
+                    .timeout_ms = timeout_ms > 0 ? timeout_ms : atomic_load(&group->timeout_ms),
+                    .most = wait_all_ranks ? NAMED : 1,
+                    .cancel = tddp_wait_cancel(wait)};
     if (wait && wait->timeout_ms >= 0 && wait->timeout_ms < self.timeout_ms) {
         self.timeout_ms = wait->timeout_ms;
     }
@@ -221,7 +214,8 @@ tddp_status tddp_monitored_barrier(tddp_group *group, int64_t timeout_ms, int wa
                                     .check = check_peers,
                                     .data = &self,
                                     .check_ms = CHECK_MS};
-    status = run(&self);
+    status = tddp_meeting_open(&self.opts, &self.meeting);
+    status = status ? status : leave(&self, meet(&self));
     tddp_store_release(store);
     return status;
 }
