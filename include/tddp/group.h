@@ -375,8 +375,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_batch_send_recv(tddp_group *group,
                                                          tddp_work **works);
 
 /**
- * A barrier that names the missing ranks. Each rank waits for the others, at most `timeout_ms` (<= 0:
- * the group's); the first whose time is over, or that sees the end of a missing rank's process,
+ * A barrier that names the missing ranks. Each rank waits for the others, at most `timeout_ms` (<=
+ * 0: the group's); the first whose time is over, or that sees the end of a missing rank's process,
  * ends the barrier for all with its error. With `wait_all_ranks` that names all missing ranks, else
  * the first and how many more there are. It uses the store, beside the queue, and the group can be
  * used after it failed. The order of these calls must be the same on every rank. Errors:

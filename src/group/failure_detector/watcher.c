@@ -135,16 +135,17 @@ static void ask_again(tddp_detector *detector, int64_t timeout_ms)
 
 /* --- notices --------------------------------------------------------------------------------- */
 
-/* Takes the notice over. Without memory it is read again. */
-static void receive(tddp_detector *detector, char *notice)
+/* Takes the notice over. Without memory it is read again later. */
+static tddp_status receive(tddp_detector *detector, char *notice)
 {
     char **grown = tddp_grow(detector->notices, detector->notice_count, sizeof *grown);
     if (!grown) {
         free(notice);
-        return;
+        return TDDP_OUT_OF_MEMORY;
     }
     detector->notices = grown;
     detector->notices[detector->notice_count++] = notice;
+    return TDDP_OK;
 }
 
 static int64_t next_number(const tddp_detector *detector)
@@ -179,7 +180,7 @@ static void tell_entries(tddp_detector *detector)
     }
 }
 
-/* Tells the store the outbox's first message; false: it is not known whether it has it. */
+/* Tells the store the outbox's first message; false: not yet, as far as is known. */
 static bool tell_store(tddp_detector *detector, const tddp_detector_message *message)
 {
     char *there = NULL;
@@ -188,10 +189,8 @@ static bool tell_store(tddp_detector *detector, const tddp_detector_message *mes
             ? tddp_notice_append_report(detector->store, message->notice + 1, &message->line)
             : tddp_notice_offer(detector->store, next_number(detector), message->notice, &there);
     const bool taken = there && strcmp(there, message->notice) != 0; /* the number is, by another */
+    status = there ? receive(detector, there) : status;
     note(detector, status);
-    if (there) {
-        receive(detector, there);
-    }
     return status == TDDP_OUT_OF_MEMORY || (status == TDDP_OK && !taken);
 }
 
@@ -324,9 +323,7 @@ static void wait_for_notices(tddp_detector *detector, bool again, int64_t pause_
     do {
         char *notice;
         status = tddp_notice_wait(detector->store, next_number(detector), &wait, &notice);
-        if (status == TDDP_OK) {
-            receive(detector, notice);
-        }
+        status = status ? status : receive(detector, notice);
         wait.timeout_ms = 0;
     } while (status == TDDP_OK);
     if (status != TDDP_TIMEOUT && status != TDDP_CANCELED) {
