@@ -17,7 +17,7 @@
 #include "group/recorder/recorder.h"
 #include "group/failure_detector/detector.h"
 
-enum { CAUSE_WAIT_MS = 3000, LAST_OPS_MS = 200, LINGER_MS = 100, TEXT_BYTES = 4096 };
+enum { CAUSE_WAIT_MS = 3000, LAST_OPS_MS = 200, READING_MS = 100, TEXT_BYTES = 4096 };
 
 bool tddp_group_breaks(tddp_status status)
 {
@@ -146,10 +146,10 @@ static tddp_status determine_failure(tddp_group *group, const tddp_work *work, t
 
 /* After a mismatch the other ranks read this rank's description from the store, which this process
  * may host and end: gives them time to read. */
-static void linger(tddp_status status)
+static void let_others_read(tddp_status status)
 {
     if (status == TDDP_MISMATCH) {
-        (void)usleep(LINGER_MS * 1000); /* a signal may shorten it */
+        (void)usleep(READING_MS * 1000); /* a signal may shorten it */
     }
 }
 
@@ -169,7 +169,7 @@ tddp_status tddp_group_record_outcome(tddp_group *group, tddp_work *work, tddp_s
     if (first) {
         end_pending(group);
     }
-    linger(status);
+    let_others_read(status);
     return status;
 }
 

@@ -1,7 +1,7 @@
 /*
- * A barrier that names who does not come: the meeting "monitored/N" in the group's store, on the
- * thread that calls it and beside the queue, so that it works where the ranks' operations do not
- * match and leaves the group as it was.
+ * A barrier that names the ranks that do not arrive: the meeting "monitored/N" in the group's
+ * store, on the thread that calls it and beside the queue, so that it works where the ranks'
+ * operations do not match and leaves the group as it was.
  *
  * A rank whose time is over, or that sees the end of a missing rank's process, fails in the meeting
  * with its error. All ranks end with what the meeting's list says first, also those that arrive
@@ -104,14 +104,14 @@ static tddp_status fail_missing(const barrier *self)
     return fail(self, TDDP_TIMEOUT, text);
 }
 
-/* The store's failure: one that is gone went with the rank that hosts it, if one has just ended. */
+/* The store's failure: a lost one ended with the rank that hosts it, if one has just ended. */
 static tddp_status fail_store(const barrier *self, tddp_status status)
 {
     const int64_t deadline = tddp_deadline_after_ms(ENDING_MS);
-    const bool gone = status == TDDP_NETWORK || status == TDDP_STORE;
+    const bool lost = status == TDDP_NETWORK || status == TDDP_STORE;
     char seen[TEXT_BYTES];
     (void)snprintf(seen, sizeof seen, "%s", tddp_error_message());
-    while (gone && tddp_now_ns() < deadline) {
+    while (lost && tddp_now_ns() < deadline) {
         for (int rank = 0; rank < self->group->world_size; rank++) {
             if (has_ended(self->group, rank)) {
                 return fail_ended(self, rank, seen);

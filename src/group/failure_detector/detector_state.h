@@ -89,7 +89,7 @@ void tddp_detector_put_report(tddp_detector *detector, const tddp_detector_entry
 void tddp_detector_put(tddp_detector *detector, const char *key, char notice, tddp_bytes line);
 
 /* Takes the outbox's first message out, and frees it; or all of them. */
-void tddp_detector_drop_message(tddp_detector *detector);
+void tddp_detector_pop_message(tddp_detector *detector);
 void tddp_detector_clear_outbox(tddp_detector *detector);
 
 #endif

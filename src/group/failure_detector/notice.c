@@ -21,7 +21,7 @@ enum { CALL_MS = 300, KEY_BYTES = 320 };
 
 #define ROOT "failure_detector/"
 
-static const tddp_wait brief = {CALL_MS, NULL};
+static const tddp_wait call_wait = {CALL_MS, NULL};
 
 static tddp_slice key_of(char text[KEY_BYTES], const char *what, const char *name)
 {
@@ -39,7 +39,7 @@ tddp_status tddp_notice_append_report(tddp_store *store, const char *key, const 
 {
     char text[KEY_BYTES];
     return tddp_store_append(store, key_of(text, "reports", key),
-                             (tddp_slice){line->data, line->size}, &brief);
+                             (tddp_slice){line->data, line->size}, &call_wait);
 }
 
 tddp_status tddp_notice_offer(tddp_store *store, int64_t number, const char *notice, char **out)
@@ -48,11 +48,11 @@ tddp_status tddp_notice_offer(tddp_store *store, int64_t number, const char *not
     tddp_blob there = {0};
     const tddp_slice key = notice_key(text, number);
     tddp_status status = tddp_store_compare_set(
-        store, key, (tddp_slice){"", 0}, (tddp_slice){notice, strlen(notice)}, &brief, &there);
+        store, key, (tddp_slice){"", 0}, (tddp_slice){notice, strlen(notice)}, &call_wait, &there);
     if (status == TDDP_OK) {
         /* PyTorch's servers wake nobody at a compare_set: so the same value is set once more, by
          * each rank that passes, should the one that took the number have died before. */
-        status = tddp_store_set(store, key, (tddp_slice){there.data, there.size}, &brief);
+        status = tddp_store_set(store, key, (tddp_slice){there.data, there.size}, &call_wait);
     }
     if (status) {
         tddp_blob_free(&there);
@@ -76,9 +76,9 @@ tddp_status tddp_notice_read_reports(tddp_store *store, const char *key, char **
     tddp_slice slice = key_of(text, "reports", key);
     tddp_blob blob = {0};
     int exists = 0;
-    tddp_status status = tddp_store_check(store, &slice, 1, &brief, &exists);
+    tddp_status status = tddp_store_check(store, &slice, 1, &call_wait, &exists);
     if (status == TDDP_OK && exists) {
-        status = tddp_store_get(store, slice, &brief, &blob);
+        status = tddp_store_get(store, slice, &call_wait, &blob);
     }
     *log = blob.data; /* ends in a NUL */
     return status;
@@ -91,7 +91,7 @@ tddp_status tddp_notice_wait(tddp_store *store, int64_t number, const tddp_wait 
     tddp_slice slice = notice_key(text, number);
     tddp_status status = tddp_store_wait(store, &slice, 1, wait);
     if (status == TDDP_OK) {
-        status = tddp_store_get(store, slice, &brief, &blob);
+        status = tddp_store_get(store, slice, &call_wait, &blob);
         *out = blob.data;
     }
     return status;

@@ -96,7 +96,7 @@ void tddp_detector_put_report(tddp_detector *detector, const tddp_detector_entry
     }
 }
 
-void tddp_detector_drop_message(tddp_detector *detector)
+void tddp_detector_pop_message(tddp_detector *detector)
 {
     tddp_detector_message *message = detector->outbox;
     detector->outbox = message->next;
@@ -108,6 +108,6 @@ void tddp_detector_drop_message(tddp_detector *detector)
 void tddp_detector_clear_outbox(tddp_detector *detector)
 {
     while (detector->outbox) {
-        tddp_detector_drop_message(detector);
+        tddp_detector_pop_message(detector);
     }
 }

@@ -19,7 +19,7 @@ enum {
     ASK_MS = 2000,
     PROBE_MS = 300,
     NOTICE_WAIT_MS = 600 * 1000,
-    POLL_MS = 200, /* between two looks for a notice in a store without a server */
+    POLL_MS = 200, /* between two checks of a store without a server */
     PAUSE_MS = 10, /* between two reads of a log, doubled each time */
     LONGEST_PAUSE_MS = 100,
 };
@@ -166,7 +166,7 @@ static void tell_entry(tddp_detector *detector, tddp_detector_entry *self, char 
     }
 }
 
-/* Tells each entry of the notices about its group, also of those that came before this rank watched
+/* Tells each entry of the notices about its group, also of those from before this rank watched
  * it. With the lock held. */
 static void tell_entries(tddp_detector *detector)
 {
@@ -194,8 +194,8 @@ static bool tell_store(tddp_detector *detector, const tddp_detector_message *mes
     return status == TDDP_OUT_OF_MEMORY || (status == TDDP_OK && !taken);
 }
 
-/* Tells the entries what has come, and the store what is in the outbox, as far as it answers. With
- * the lock held, which is released meanwhile. */
+/* Tells the entries what has arrived, and the store what is in the outbox, as far as it answers.
+ * With the lock held, which is released meanwhile. */
 static void exchange(tddp_detector *detector)
 {
     tell_entries(detector);
@@ -205,7 +205,7 @@ static void exchange(tddp_detector *detector)
         const bool told = tell_store(detector, message);
         pthread_mutex_lock(&detector->mutex);
         if (told) {
-            tddp_detector_drop_message(detector);
+            tddp_detector_pop_message(detector);
             pthread_cond_broadcast(&detector->changed);
         }
         tell_entries(detector);
