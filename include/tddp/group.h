@@ -375,12 +375,13 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_batch_send_recv(tddp_group *group,
                                                          tddp_work **works);
 
 /**
- * A barrier that names the missing ranks: rank 0 waits for the others, at most `timeout_ms` (<= 0:
- * the group's), and sends all of them the outcome. With `wait_all_ranks` it names all missing
- * ranks, else the first. It uses the store, beside the queue, and the group can be used after it
- * failed. The order of these calls must be the same on every rank. Errors: TDDP_TIMEOUT,
- * TDDP_PEER_LOST (the process of a missing rank has ended), TDDP_GROUP_FAILED, TDDP_CANCELED, those
- * of the store.
+ * A barrier that names the missing ranks. Each rank waits for the others, at most `timeout_ms` (<=
+ * 0: the group's); the first whose time is over, or that sees the end of a missing rank's process,
+ * ends the barrier for all with its error. With `wait_all_ranks` that names all missing ranks, else
+ * the first and how many more there are. It uses the store, beside the queue, and the group can be
+ * used after it failed. The order of these calls must be the same on every rank. Errors:
+ * TDDP_TIMEOUT, TDDP_PEER_LOST (the process of a missing rank has ended), TDDP_GROUP_FAILED,
+ * TDDP_CANCELED (this rank alone), those of the store.
  */
 TDDP_API TDDP_NODISCARD tddp_status tddp_monitored_barrier(tddp_group *group, int64_t timeout_ms,
                                                            int wait_all_ranks,

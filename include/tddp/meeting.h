@@ -60,9 +60,6 @@ TDDP_API void tddp_meeting_close(tddp_meeting *meeting);
 TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_give(tddp_meeting *meeting, tddp_slice record,
                                                       const tddp_wait *wait);
 
-/** Whether this rank's record is in the store, also if the last tddp_meeting_give() has failed. */
-TDDP_API int tddp_meeting_gave(const tddp_meeting *meeting);
-
 /** Returns once all records are there; `wait` NULL: however long that takes. Errors: TDDP_TIMEOUT,
  * with the ranks that are missing in the text; TDDP_PEER_LOST: a rank has failed before all had
  * arrived, see tddp_meeting_failure(); what tddp_meeting_read() and the check return; the store's.
@@ -95,8 +92,8 @@ TDDP_API const char *tddp_meeting_await_failure(tddp_meeting *meeting, int rank,
 TDDP_API void tddp_meeting_fail(const tddp_meeting_opts *opts, const char *reason);
 
 /** This rank waits no longer, and its record, if it gave one, does not count: another process may
- * arrive with its rank. Also with a meeting opened again. */
-TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, int gave,
+ * arrive with its rank. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_meeting_withdraw(tddp_meeting *meeting,
                                                           const tddp_wait *wait);
 
 /** This rank needs the keys no more; the last rank that says so removes them. */

@@ -96,21 +96,29 @@ void tddp_meeting_close(tddp_meeting *meeting)
 
 /* --- the list -------------------------------------------------------------------------------- */
 
-static tddp_status add_entry(tddp_meeting *meeting, char kind, tddp_slice text,
+/* Short ones need no memory: it may be the lack of it that is told. */
+static tddp_status add_entry(const tddp_meeting_opts *opts, char kind, tddp_slice text,
                              const tddp_wait *wait)
 {
     char key[KEY_BYTES];
-    char head[HEAD_BYTES];
-    tddp_bytes entry = {0};
-    int length = snprintf(head, sizeof head, "%c%d %d %zu\n", kind, meeting->opts.rank,
-                          meeting->opts.world_size, text.size);
-    tddp_status status = tddp_bytes_append(&entry, head, (size_t)length);
-    status = status ? status : tddp_bytes_append(&entry, text.data, text.size);
-    status = status ? status : tddp_bytes_append(&entry, "", 1); /* the record's NUL */
-    status = status ? status
-                    : tddp_store_append(meeting->opts.store, key_of(meeting->name, "list", key),
-                                        (tddp_slice){entry.data, entry.size}, wait);
-    tddp_bytes_free(&entry);
+    char small[HEAD_BYTES + REASON_BYTES];
+    const size_t most = HEAD_BYTES + text.size + 1;
+    char *entry = most <= sizeof small ? small : tddp_alloc(most);
+    if (!entry) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    size_t used = (size_t)snprintf(entry, HEAD_BYTES, "%c%d %d %zu\n", kind, opts->rank,
+                                   opts->world_size, text.size);
+    if (text.size > 0) {
+        memcpy(entry + used, text.data, text.size);
+    }
+    used += text.size;
+    entry[used++] = '\0';
+    tddp_status status = tddp_store_append(opts->store, key_of(opts->name, "list", key),
+                                           (tddp_slice){entry, used}, wait);
+    if (entry != small) {
+        free(entry);
+    }
     return status;
 }
 
@@ -282,7 +290,7 @@ tddp_status tddp_meeting_give(tddp_meeting *meeting, tddp_slice record, const td
     char key[KEY_BYTES];
     const tddp_meeting_opts *opts = &meeting->opts;
     int64_t arrived = opts->world_size;
-    tddp_status status = add_entry(meeting, '+', record, wait);
+    tddp_status status = add_entry(opts, '+', record, wait);
     if (status == TDDP_OK && opts->sender == TDDP_MEETING_ALL) {
         status =
             tddp_store_add(opts->store, key_of(meeting->name, "arrived", key), 1, wait, &arrived);
@@ -292,20 +300,16 @@ tddp_status tddp_meeting_give(tddp_meeting *meeting, tddp_slice record, const td
                                                             : status;
 }
 
-int tddp_meeting_gave(const tddp_meeting *meeting)
-{
-    return meeting->gave;
-}
-
-tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, int gave, const tddp_wait *wait)
+tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, const tddp_wait *wait)
 {
     char key[KEY_BYTES];
     int64_t arrived;
     int deleted;
-    tddp_status status = add_entry(meeting, '-', (tddp_slice){"", 0}, wait);
-    if (status == TDDP_OK && gave && meeting->opts.sender == TDDP_MEETING_ALL) {
+    tddp_status status = add_entry(&meeting->opts, '-', (tddp_slice){"", 0}, wait);
+    if (status == TDDP_OK && meeting->gave && meeting->opts.sender == TDDP_MEETING_ALL) {
         status = tddp_store_add(meeting->opts.store, key_of(meeting->name, "arrived", key), -1,
                                 wait, &arrived);
+        meeting->gave = false;
     }
     return status ? status
                   : tddp_store_delete_key(meeting->opts.store, key_of(meeting->name, "wake", key),
@@ -315,14 +319,8 @@ tddp_status tddp_meeting_withdraw(tddp_meeting *meeting, int gave, const tddp_wa
 void tddp_meeting_fail(const tddp_meeting_opts *opts, const char *reason)
 {
     const tddp_wait wait = {FAIL_MS, NULL};
-    char key[KEY_BYTES];
-    char entry[HEAD_BYTES + REASON_BYTES]; /* not allocated: it may be a lack of memory */
-    const size_t size = strnlen(reason, REASON_BYTES - 1);
-    const int length = snprintf(entry, sizeof entry, "!%d %d %zu\n%.*s", opts->rank,
-                                opts->world_size, size, (int)size, reason);
-    tddp_status status = tddp_store_append(opts->store, key_of(opts->name, "list", key),
-                                           (tddp_slice){entry, (size_t)length + 1}, &wait);
-    if (status || wake(opts->store, opts->name, &wait)) {
+    const tddp_slice text = {reason, strnlen(reason, REASON_BYTES - 1)};
+    if (add_entry(opts, '!', text, &wait) || wake(opts->store, opts->name, &wait)) {
         tddp_log(TDDP_LOG_DEBUG, "backend", "the other ranks are not told of a failure: %s",
                  tddp_error_message());
     }

@@ -29,12 +29,11 @@ struct tddp_on_demand {
     int64_t timeout_ms;
     tddp_on_demand_ask *ask;
     void *data;
-    atomic_bool ready;     /* `state` is READY */
+    _Atomic stage state;   /* changes with the lock held */
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t changed;
     part *parts; /* constant once the group is made */
     size_t count;
-    stage state;
     bool stopped;
     tddp_cancel *cancel; /* of connecting; NULL: it has not started */
     tddp_cancel *given_up;
@@ -82,7 +81,7 @@ void tddp_on_demand_free(tddp_on_demand *self)
 tddp_status tddp_on_demand_add(tddp_on_demand *self, tddp_on_demand_connect *connect, void *context,
                                tddp_eventcount *events)
 {
-    part *more = tddp_resize(self->parts, (self->count + 1) * sizeof *more);
+    part *more = tddp_grow(self->parts, self->count, sizeof *more);
     if (!more) {
         return TDDP_OUT_OF_MEMORY;
     }
@@ -120,7 +119,7 @@ static void notify(tddp_on_demand *self)
 
 tddp_status tddp_on_demand_check(tddp_on_demand *self, int64_t deadline)
 {
-    if (atomic_load_explicit(&self->ready, memory_order_acquire)) {
+    if (atomic_load_explicit(&self->state, memory_order_acquire) == READY) {
         return TDDP_OK;
     }
     pthread_mutex_lock(&self->mutex);
@@ -151,10 +150,9 @@ void tddp_on_demand_stop(tddp_on_demand *self)
 /* With the lock held. */
 static void set_outcome(tddp_on_demand *self, tddp_status status, const char *text)
 {
-    self->state = status ? FAILED : READY;
     self->failure = status;
     self->failure_text = status ? tddp_copy_string(text) : NULL;
-    atomic_store_explicit(&self->ready, status == TDDP_OK, memory_order_release);
+    self->state = status ? FAILED : READY;
     notify(self);
 }
 

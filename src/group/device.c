@@ -165,7 +165,7 @@ static tddp_status post(const launch *self)
 static void number(tddp_group *group, tddp_work *work, uint64_t sequence)
 {
     work->op.sequence = sequence;
-    tddp_recorder_queued_and_started(group, work, tddp_now_ns());
+    tddp_recorder_started(group, work, tddp_now_ns());
     tddp_group_span_queued(work);
     tddp_group_span_started(work);
 }

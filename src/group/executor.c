@@ -359,7 +359,7 @@ static bool acquire_empty_queue(tddp_group *group, tddp_work *work)
         group->running = true;
         work->op.sequence = group->sequence + 1;
         group->sequence += work->steps;
-        tddp_recorder_queued_and_started(group, work, now);
+        tddp_recorder_started(group, work, now);
         work->started = true;
     }
     pthread_mutex_unlock(&group->mutex);

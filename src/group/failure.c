@@ -12,11 +12,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "group/recorder/recorder.h"
 #include "group/failure_detector/detector.h"
 
-enum { CAUSE_WAIT_MS = 3000, LAST_OPS_MS = 200, LINGER_MS = 100, TEXT_BYTES = 4096 };
+enum { CAUSE_WAIT_MS = 3000, LAST_OPS_MS = 200, READING_MS = 100, TEXT_BYTES = 4096 };
 
 bool tddp_group_breaks(tddp_status status)
 {
@@ -102,19 +103,19 @@ static tddp_status fail_first(tddp_group *group, const tddp_work *work, tddp_sta
 {
     char text[TEXT_BYTES];
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    const tddp_op *op = &work->op;
-    tddp_detector_report_failure(group, op, work->description, status, text);
+    const tddp_failure failure = {
+        .op = work->op, .described = work->description, .status = status, .text = text};
+    tddp_detector_report_failure(group, &failure);
     tddp_group_backends_abort(group);
-    status = tddp_detector_find_cause(group, op, work->description, status, text);
+    status = tddp_detector_find_cause(group, &failure);
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    (void)fail_op(group, op, status, text);
-    (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    char *text_copy = tddp_copy_string(text);
+    status = fail_op(group, &work->op, status, text);
+    char *text_copy = tddp_copy_string(tddp_error_message());
     pthread_mutex_lock(&group->mutex);
     group->failure = status;
     group->failure_text = text_copy;
     pthread_mutex_unlock(&group->mutex);
-    return tddp_fail(status, "%s", text);
+    return status;
 }
 
 /* Returns the status with which the operation fails, with its text on this thread; whether it is
@@ -145,14 +146,10 @@ static tddp_status determine_failure(tddp_group *group, const tddp_work *work, t
 
 /* After a mismatch the other ranks read this rank's description from the store, which this process
  * may host and end: gives them time to read. */
-static void linger(tddp_status status)
+static void let_others_read(tddp_status status)
 {
     if (status == TDDP_MISMATCH) {
-        char text[TEXT_BYTES];
-        (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-        tddp_status slept = tddp_net_sleep(tddp_deadline_after_ms(LINGER_MS), -1);
-        (void)slept; /* it cannot be woken */
-        (void)tddp_fail(status, "%s", text);
+        (void)usleep(READING_MS * 1000); /* a signal may shorten it */
     }
 }
 
@@ -172,7 +169,7 @@ tddp_status tddp_group_record_outcome(tddp_group *group, tddp_work *work, tddp_s
     if (first) {
         end_pending(group);
     }
-    linger(status);
+    let_others_read(status);
     return status;
 }
 
@@ -197,7 +194,7 @@ void tddp_group_fail(tddp_group *group, tddp_status status, const char *text)
     bool first = group->failure == TDDP_OK && group->state < TDDP_GROUP_ENDING;
     bool dumps = false;
     if (first) {
-        tddp_recorder_set_failure(group->recorder, status, text);
+        tddp_recorder_set_failure(group->recorder, text);
         group->failure = status;
         group->failure_text = text_copy;
         group->failed_elsewhere = true;

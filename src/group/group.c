@@ -278,7 +278,7 @@ static tddp_status start_watching(tddp_group *group, tddp_group *parent)
 {
     tddp_status status = tddp_recorder_create(group);
     if (status == TDDP_OK) {
-        status = tddp_detector_add_group(group, parent, tddp_group_fail);
+        status = tddp_detector_add_group(group, parent);
     }
     if (status == TDDP_OK) {
         status = tddp_watchdog_add(group);
@@ -300,7 +300,8 @@ static tddp_status start(tddp_group *group, const tddp_group_opts *opts, const t
     char *address = NULL;
     tddp_status status = tddp_group_backends_find(group, opts->backend);
     if (status == TDDP_OK) {
-        status = tddp_group_join(group, opts->store, wait, deadline, &same_host, &address);
+        status = tddp_group_join(group, opts->store, tddp_wait_cancel(wait), deadline, &same_host,
+                                 &address);
     }
     if (status == TDDP_OK) {
         status = open_shared(group, opts->parent);

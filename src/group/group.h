@@ -159,8 +159,7 @@ struct tddp_group {
     struct tddp_group *next_polled;   /* the engine's */
     tddp_store *membership;           /* prefix NAME: which ranks have joined and left */
     tddp_store *store;                /* prefix NAME/INCARNATION: this group's keys */
-    bool arrived;                     /* this rank is counted among those of this incarnation */
-    bool joined;                      /* all ranks have joined it */
+    struct tddp_meeting *arrivals;    /* where the ranks meet to make it; NULL once all have */
     tddp_peers *peers;                /* the ranks, once all have joined */
     struct tddp_recorder *recorder;   /* NULL before it is created */
     struct tddp_detector *detector;   /* NULL with one rank */
@@ -207,7 +206,7 @@ bool tddp_group_reap(tddp_group *group);
 /* join.c: claims this rank, waits for the others, and finds the backend's options. On success
  * `*address` is to be freed; may be NULL. tddp_group_leave() gives the rank up. */
 TDDP_NODISCARD tddp_status tddp_group_join(tddp_group *group, tddp_store *store,
-                                           const tddp_wait *wait, int64_t deadline, int *same_host,
+                                           tddp_cancel *cancel, int64_t deadline, int *same_host,
                                            char **address);
 
 /* If all ranks have joined, the name may be used again after all have left; otherwise it is as if

@@ -88,7 +88,7 @@ static tddp_status prepare(tddp_group *group, tddp_work *work)
 static tddp_status post_in_order(tddp_group *group, tddp_work *work, tddp_status status)
 {
     work->op.sequence = ++group->p2p.sequence;
-    tddp_recorder_queued_and_started(group, work, tddp_now_ns());
+    tddp_recorder_started(group, work, tddp_now_ns());
     tddp_group_span_queued(work);
     tddp_group_span_started(work);
     if (status) {

@@ -17,9 +17,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { STAT_BYTES = 1024, START_FIELD = 22, ANNOTATED = 4 };
+enum { STAT_BYTES = 1024, ANNOTATED = 4 };
 
-/* Reads a process's state and its start time, in ticks since boot; false if it cannot be read. */
+/* Reads a process's state and its start time, in ticks since boot, the fields 3 and 22; false if
+ * they cannot be read. */
 static bool read_process(int64_t pid, char *state, uint64_t *started)
 {
     char path[48];
@@ -40,15 +41,10 @@ static bool read_process(int64_t pid, char *state, uint64_t *started)
     text[size] = '\0';
     /* The second field is a name in parentheses that may contain anything. */
     const char *at = strrchr(text, ')');
-    if (!at || at[1] != ' ') {
-        return false;
-    }
-    *state = at[2];
-    for (int field = 2; at && field < START_FIELD; field++) {
-        at = strchr(at + 1, ' ');
-    }
-    *started = at ? strtoull(at, NULL, 10) : 0;
-    return at != NULL;
+    return at && sscanf(at,
+                        ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
+                        "%*s %*s %" SCNu64,
+                        state, started) == 2;
 }
 
 static uint64_t pid_namespace(void)
@@ -70,10 +66,8 @@ tddp_status tddp_peers_describe_self(int root_rank, char text[TDDP_PEER_RECORD_B
     }
     host[sizeof host - 1] = '\0';
     char state;
-    uint64_t started = 0;
-    if (!read_process(getpid(), &state, &started)) {
-        started = 0;
-    }
+    uint64_t started = 0; /* if it cannot be read */
+    (void)!read_process(getpid(), &state, &started);
     (void)snprintf(text, TDDP_PEER_RECORD_BYTES, "%s %d %" PRIu64 " %" PRIu64 " %d %s", host_id,
                    (int)getpid(), pid_namespace(), started, root_rank, host);
     return TDDP_OK;

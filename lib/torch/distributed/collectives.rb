@@ -79,11 +79,11 @@ module Torch
         end
       end
 
-      # A barrier that says who does not come. Rank 0 waits for the others, and all of them learn the outcome. The group
-      # can be used again after a failure.
+      # A barrier that names the ranks that do not arrive. The first rank whose time is over ends it for all, with the same
+      # error. The group can be used again after a failure.
       #
       # @param timeout [Numeric, nil] seconds; nil: the group's
-      # @param wait_all_ranks [Boolean] whether to name all who are missing, rather than the first
+      # @param wait_all_ranks [Boolean] whether to name all that are missing, rather than the first and how many more there are
       # @return [nil]
       # @raise [TimeoutError]
       def monitored_barrier(group: nil, timeout: nil, wait_all_ranks: false)

@@ -12,8 +12,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "backend/on_demand.h"
-#include "group/failure_detector/root_cause.h"
 #include "group/failure_detector/detector_state.h"
 
 /* How long the error waits for the other ranks' reports, which each sends as soon as it runs: a
@@ -30,31 +28,36 @@ static tddp_detector_entry *find(tddp_detector *detector, const tddp_group *grou
     return each;
 }
 
-static tddp_status create(tddp_group *group, tddp_detector **out)
+/* Makes a detector with its first entry, which is the caller's still after a failure. */
+static tddp_status create(tddp_group *group, tddp_detector_entry *first, tddp_detector **out)
 {
-    tddp_detector *detector = tddp_alloc(sizeof *detector);
-    tddp_status status = detector ? tddp_cancel_create(&detector->wake) : TDDP_OUT_OF_MEMORY;
-    if (status == TDDP_OK) {
-        status = tddp_cond_init(&detector->changed);
-        if (status) {
-            tddp_cancel_free(detector->wake);
-        }
-    }
+    tddp_detector *made = tddp_alloc(sizeof *made);
+    tddp_status status = made ? tddp_cond_init(&made->changed) : TDDP_OUT_OF_MEMORY;
     if (status) {
-        free(detector);
+        free(made);
         return status;
     }
-    pthread_mutex_init(&detector->mutex, NULL);
-    atomic_init(&detector->references, 1);
-    detector->pid = getpid();
-    detector->base = tddp_store_retain(group->store);
-    detector->store_silent = true; /* until the watcher has connected */
-    *out = detector;
+    pthread_mutex_init(&made->mutex, NULL);
+    atomic_init(&made->references, 1);
+    made->pid = getpid();
+    made->base = tddp_store_retain(group->store);
+    made->connect_until = tddp_deadline_after_ms(tddp_detector_connect_ms);
+    made->entries = first;
+    status = tddp_cancel_create(&made->wake);
+    status =
+        status ? status
+               : tddp_thread_start(&made->thread, "tddp-detector", tddp_detector_run_watcher, made);
+    if (status) {
+        made->entries = NULL;
+        tddp_detector_release(made);
+        return status;
+    }
+    *out = made;
     return TDDP_OK;
 }
 
 /* Adds a group to its parent's detector, unless that has ended. */
-static bool add_to_shared(tddp_detector *detector, tddp_detector_entry *added)
+static bool add(tddp_detector *detector, tddp_detector_entry *added)
 {
     pthread_mutex_lock(&detector->mutex);
     bool running = !detector->ended;
@@ -68,14 +71,7 @@ static bool add_to_shared(tddp_detector *detector, tddp_detector_entry *added)
     return running;
 }
 
-static void write_key(const tddp_group *group, char key[TDDP_DETECTOR_KEY_BYTES])
-{
-    (void)snprintf(key, TDDP_DETECTOR_KEY_BYTES, "%.160s/%08" PRIx32 "/%" PRId64 "/%d", group->name,
-                   tddp_group_fingerprint(group->name), group->incarnation,
-                   group->peers->entries[0].root_rank);
-}
-
-tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent, tddp_detector_fail *fail)
+tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent)
 {
     if (group->world_size == 1) {
         return TDDP_OK;
@@ -85,35 +81,22 @@ tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent, tddp_
         return TDDP_OUT_OF_MEMORY;
     }
     added->group = group;
-    added->fail = fail;
-    write_key(group, added->key);
-    added->unchecked = true;
-    if (parent && parent->detector && add_to_shared(parent->detector, added)) {
-        group->detector = parent->detector;
-        return TDDP_OK;
-    }
-    tddp_detector *detector;
-    tddp_status status = create(group, &detector);
+    (void)snprintf(added->key, sizeof added->key, "%.160s/%08" PRIx32 "/%" PRId64 "/%d",
+                   group->name, tddp_group_fingerprint(group->name), group->incarnation,
+                   group->peers->entries[0].root_rank);
+    tddp_detector *detector = parent ? parent->detector : NULL;
+    tddp_status status =
+        detector && add(detector, added) ? TDDP_OK : create(group, added, &detector);
     if (status) {
         free(added);
-        return status;
+    } else {
+        group->detector = detector;
     }
-    detector->entries = added;
-    status =
-        tddp_thread_start(&detector->thread, "tddp-detector", tddp_detector_run_watcher, detector);
-    if (status) {
-        detector->ended = true;
-        tddp_detector_release(detector);
-        return status;
-    }
-    group->detector = detector;
-    return TDDP_OK;
+    return status;
 }
 
 static void free_entry(tddp_detector_entry *self)
 {
-    free(self->described);
-    free(self->text);
     free(self->cause_text);
     free(self);
 }
@@ -128,9 +111,11 @@ void tddp_detector_release(tddp_detector *detector)
         free_entry(detector->entries);
         detector->entries = next;
     }
-    while (detector->outbox) {
-        tddp_detector_drop_message(detector);
+    tddp_detector_clear_outbox(detector);
+    while (detector->notice_count > 0) {
+        free(detector->notices[--detector->notice_count]);
     }
+    free(detector->notices);
     tddp_store_release(detector->store);
     tddp_store_release(detector->base);
     tddp_cancel_free(detector->wake);
@@ -141,10 +126,12 @@ void tddp_detector_release(tddp_detector *detector)
     free(detector);
 }
 
-/* Waits until the store has what is in the outbox now. With the lock held. */
+/* Wakes the watcher, and waits until the store has what is in the outbox now. With the lock held.
+ */
 static void await_told(tddp_detector *detector, int64_t deadline)
 {
     uint64_t queued = detector->queued;
+    tddp_cancel_trigger(detector->wake);
     while (detector->told < queued && tddp_now_ns() < deadline) {
         (void)tddp_cond_wait_until(&detector->changed, &detector->mutex, deadline);
     }
@@ -156,18 +143,12 @@ void tddp_detector_remove_group(tddp_group *group, const char *reason)
     if (!detector) {
         return;
     }
-    int64_t deadline = tddp_deadline_after_ms(TDDP_DETECTOR_REPORT_MS);
     pthread_mutex_lock(&detector->mutex);
     tddp_detector_entry *self = find(detector, group);
-    if (!self) {
-        pthread_mutex_unlock(&detector->mutex);
-        return;
-    }
     if (self->stage == TDDP_DETECTOR_IDLE) {
         tddp_detector_put_report(detector, self, TDDP_REPORT_LEFT, reason);
     }
-    tddp_cancel_trigger(detector->wake);
-    await_told(detector, deadline);
+    await_told(detector, tddp_deadline_after_ms(TDDP_DETECTOR_REPORT_MS));
     while (self->busy) {
         pthread_cond_wait(&detector->changed, &detector->mutex);
     }
@@ -176,71 +157,35 @@ void tddp_detector_remove_group(tddp_group *group, const char *reason)
         link = &(*link)->next;
     }
     *link = self->next;
-    bool last = !detector->entries;
+    const bool last = !detector->entries;
     detector->ended = last;
     tddp_cancel_trigger(detector->wake);
     pthread_mutex_unlock(&detector->mutex);
     free_entry(self);
     if (last) {
         pthread_join(detector->thread, NULL);
-        pthread_mutex_lock(&detector->mutex);
-        tddp_store *store = detector->store;
-        tddp_store *base = detector->base;
-        detector->store = NULL;
-        detector->base = NULL;
-        pthread_mutex_unlock(&detector->mutex);
-        tddp_store_release(store);
-        tddp_store_release(base);
     }
 }
 
-static void free_notice(void *data, tddp_notice notice)
-{
-    (void)data;
-    free(notice.key);
-}
-
-/* By the outbox, if the detector still runs. */
-static bool report_by_watcher(tddp_detector *detector, const char *key, tddp_bytes *line)
-{
-    pthread_mutex_lock(&detector->mutex);
-    bool running = !detector->ended;
-    if (running) {
-        tddp_detector_put(detector, key, TDDP_NOTICE_KINDS, line);
-        tddp_detector_put(detector, key, TDDP_NOTICE_FAILURE, NULL);
-        tddp_cancel_trigger(detector->wake);
-        await_told(detector, tddp_deadline_after_ms(TDDP_DETECTOR_REPORT_MS));
-    }
-    pthread_mutex_unlock(&detector->mutex);
-    return running;
-}
+/* --- failures -------------------------------------------------------------------------------- */
 
 void tddp_detector_report_create_failure(tddp_group *group, tddp_group *parent, tddp_status status,
                                          const char *text)
 {
+    const tddp_failure failure = {.status = status, .text = text};
     if (group->world_size == 1 || !group->peers || group->detector) {
         return;
     }
-    enum { TEXT_BYTES = 500 };
-    char key[TDDP_DETECTOR_KEY_BYTES];
-    tddp_bytes line = {0};
-    tddp_recorder_position none = {.messages = 0};
-    tddp_detector *detector = parent ? parent->detector : NULL;
-    write_key(group, key);
-    tddp_status reported = tddp_status_report_write(&line, TDDP_REPORT_FAILURE, group->rank, status,
-                                                    &none, "", text, TEXT_BYTES);
-    if (reported == TDDP_OK && !(detector && report_by_watcher(detector, key, &line))) {
-        reported = tddp_notice_append_report(group->store, key, &line);
-        reported = reported ? reported
-                            : tddp_notice_publish(group->store, 1, TDDP_NOTICE_FAILURE, key,
-                                                  free_notice, NULL);
-    }
-    tddp_bytes_free(&line);
-    if (reported) {
+    tddp_status added = group->recorder ? TDDP_OK : tddp_recorder_create(group);
+    added = added ? added : tddp_detector_add_group(group, parent);
+    if (added) {
         tddp_log(TDDP_LOG_DEBUG, "group",
                  "cannot report to the other ranks that \"%s\" was not created: %s", group->name,
                  tddp_error_message());
+        return;
     }
+    tddp_detector_report_failure(group, &failure);
+    tddp_detector_remove_group(group, NULL);
 }
 
 void tddp_detector_ask_to_connect(void *data)
@@ -254,100 +199,89 @@ void tddp_detector_ask_to_connect(void *data)
     tddp_detector_entry *self = find(detector, group);
     if (self) {
         self->asked = true;
-        tddp_detector_put(detector, self->key, TDDP_NOTICE_CONNECT, NULL);
+        tddp_detector_put(detector, self->key, TDDP_NOTICE_CONNECT, (tddp_bytes){0});
         tddp_cancel_trigger(detector->wake);
     }
     pthread_mutex_unlock(&detector->mutex);
 }
 
-static int64_t report_timeout_ms(tddp_status status, bool described)
+static int64_t report_timeout_ms(const tddp_failure *failure)
 {
-    switch (status) {
+    switch (failure->status) {
     case TDDP_TIMEOUT:
         return TIMEOUT_MS;
     case TDDP_MISMATCH:
-        return described ? DESCRIBED_MS : MISMATCH_MS;
+        return failure->described ? DESCRIBED_MS : MISMATCH_MS;
     default:
         return TDDP_DETECTOR_REPLY_MS;
     }
 }
 
-void tddp_detector_report_failure(tddp_group *group, const tddp_op *op, const char *described,
-                                  tddp_status status, const char *text)
+void tddp_detector_report_failure(tddp_group *group, const tddp_failure *failure)
 {
     tddp_detector *detector = group->detector;
     if (!detector) {
         return;
     }
-    /* Without memory for the texts the failure is reported without them. */
-    char *text_copy = tddp_copy_string(text);
-    char *described_copy = described ? tddp_copy_string(described) : NULL;
     int64_t deadline = tddp_deadline_after_ms(TDDP_DETECTOR_REPORT_MS);
     pthread_mutex_lock(&detector->mutex);
     tddp_detector_entry *self = find(detector, group);
     while (self && self->busy && tddp_now_ns() < deadline) {
         (void)tddp_cond_wait_until(&detector->changed, &detector->mutex, deadline);
     }
-    if (self && !self->busy && !self->failed_here) {
-        self->failed_here = true;
-        self->op = *op;
-        self->text = text_copy;
-        self->described = described_copy;
-        text_copy = described_copy = NULL;
-        self->status = status;
-        self->deadline = tddp_deadline_after_ms(report_timeout_ms(status, described != NULL));
+    if (self && !self->busy) {
+        self->failure = failure;
+        self->deadline = tddp_deadline_after_ms(report_timeout_ms(failure));
         self->stage = TDDP_DETECTOR_FAILED;
-        tddp_detector_put_report(detector, self, TDDP_REPORT_FAILURE, self->text);
-        tddp_detector_put(detector, self->key, TDDP_NOTICE_FAILURE, NULL);
-        tddp_cancel_trigger(detector->wake);
+        tddp_detector_put_report(detector, self, TDDP_REPORT_FAILURE, failure->text);
+        tddp_detector_put(detector, self->key, TDDP_NOTICE_FAILURE, (tddp_bytes){0});
         await_told(detector, deadline);
     }
     pthread_mutex_unlock(&detector->mutex);
-    free(text_copy);
-    free(described_copy);
 }
 
-/* Finds the root cause from what this rank knows, for want of the watcher's answer. */
-static tddp_status find_cause_locally(tddp_group *group, const tddp_op *op, const char *described,
-                                      tddp_status status, const char *text)
+/* Waits for the watcher to find the root cause; false: it has not, in time. With the lock held. */
+static bool await_cause(tddp_detector *detector, tddp_detector_entry *self, tddp_status *status)
 {
-    const tddp_failure_evidence evidence = {
-        .peers = group->peers,
-        .rank = group->rank,
-        .op = op,
-        .described = described,
-        .status = status,
-        .text = text,
-        .observed = &group->observed,
-        .store_lost = true,
-        .deadline_over = true,
-    };
-    (void)tddp_root_cause_find(evidence, NULL, &status);
-    return status;
+    const int64_t deadline = self->deadline + TDDP_DETECTOR_REPORT_MS * TDDP_NS_PER_MS;
+    while (self->stage != TDDP_DETECTOR_RESOLVED && tddp_now_ns() < deadline) {
+        (void)tddp_cond_wait_until(&detector->changed, &detector->mutex, deadline);
+    }
+    while (self->busy) {
+        pthread_cond_wait(&detector->changed, &detector->mutex);
+    }
+    const bool found = self->stage == TDDP_DETECTOR_RESOLVED && self->cause_text;
+    if (found) {
+        *status = tddp_fail(self->cause, "%s", self->cause_text);
+    }
+    self->stage = TDDP_DETECTOR_RESOLVED;
+    self->failure = NULL;
+    return found;
 }
 
-tddp_status tddp_detector_find_cause(tddp_group *group, const tddp_op *op, const char *described,
-                                     tddp_status status, const char *text)
+tddp_status tddp_detector_find_cause(tddp_group *group, const tddp_failure *failure)
 {
     tddp_detector *detector = group->detector;
+    tddp_status status = TDDP_OK;
     if (group->world_size == 1) {
-        return tddp_fail(status, "%s", text);
+        return tddp_fail(failure->status, "%s", failure->text);
     }
-    bool resolved = false;
+    bool found = false;
     if (detector) {
         pthread_mutex_lock(&detector->mutex);
         tddp_detector_entry *self = find(detector, group);
-        int64_t deadline = self ? self->deadline + TDDP_DETECTOR_REPORT_MS * TDDP_NS_PER_MS : 0;
-        while (self && self->failed_here && self->stage != TDDP_DETECTOR_RESOLVED &&
-               tddp_now_ns() < deadline) {
-            (void)tddp_cond_wait_until(&detector->changed, &detector->mutex, deadline);
-        }
-        resolved =
-            self && self->failed_here && self->stage == TDDP_DETECTOR_RESOLVED && self->cause_text;
-        if (resolved) {
-            status = tddp_fail(self->cause, "%s", self->cause_text);
-        }
+        found = self && self->failure && await_cause(detector, self, &status);
         pthread_mutex_unlock(&detector->mutex);
     }
-    return resolved ? status : find_cause_locally(group, op, described, status, text);
+    if (!found) {
+        /* For want of the watcher's answer, from what this rank knows. */
+        const tddp_failure_evidence evidence = {.peers = group->peers,
+                                                .rank = group->rank,
+                                                .failure = failure,
+                                                .observed = &group->observed,
+                                                .store_lost = true,
+                                                .deadline_over = true};
+        (void)tddp_root_cause_find(&evidence, NULL, &status);
+    }
+    return status;
 }

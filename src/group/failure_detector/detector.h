@@ -16,17 +16,13 @@
 #ifndef TDDP_GROUP_DETECTOR_H
 #define TDDP_GROUP_DETECTOR_H
 
-#include "group/failure_detector/status_report.h"
+#include "group/failure_detector/root_cause.h"
 
 typedef struct tddp_detector tddp_detector;
 
-/* Fails a group because it has failed on another rank; on the watcher's thread. */
-typedef void tddp_detector_fail(tddp_group *group, tddp_status status, const char *text);
-
-/* Adds a group whose ranks have joined to its parent's detector, or to a new one. A group of one
- * rank needs none. */
-TDDP_NODISCARD tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent,
-                                                   tddp_detector_fail *fail);
+/* Adds a group whose ranks have joined to its parent's detector, or to a new one, which fails it by
+ * tddp_group_fail() once it has failed on another rank. A group of one rank needs none. */
+TDDP_NODISCARD tddp_status tddp_detector_add_group(tddp_group *group, tddp_group *parent);
 
 /* Removes the group: it receives no more failures, and a report says that this rank has left, and
  * with a `reason` why. The last group's removal ends the watcher thread. Once, by the thread that
@@ -42,15 +38,13 @@ void tddp_detector_report_create_failure(tddp_group *group, tddp_group *parent, 
 void tddp_detector_release(tddp_detector *detector);
 
 /* Reports the group's first failure: returns when the other ranks can receive it, or soon if they
- * cannot. */
-void tddp_detector_report_failure(tddp_group *group, const tddp_op *op, const char *described,
-                                  tddp_status status, const char *text);
+ * cannot. The failure must live until tddp_detector_find_cause(). */
+void tddp_detector_report_failure(tddp_group *group, const tddp_failure *failure);
 
 /* Waits for the other ranks' reports after that, a few seconds at most. Returns the status with
  * which the operation fails, and sets this thread's error text: the root cause, without the
  * operation's name. */
-tddp_status tddp_detector_find_cause(tddp_group *group, const tddp_op *op, const char *described,
-                                     tddp_status status, const char *text);
+tddp_status tddp_detector_find_cause(tddp_group *group, const tddp_failure *failure);
 
 /* Has the ranks of the group make the connections that one of them needs. Any thread; does not
  * wait. `group`: a tddp_group. */
@@ -66,31 +60,23 @@ void tddp_detector_ask_to_connect(void *group);
 TDDP_NODISCARD tddp_status tddp_notice_append_report(tddp_store *store, const char *key,
                                                      const tddp_bytes *line);
 
-typedef enum tddp_notice_kind {
-    TDDP_NOTICE_FAILURE, /* the group has failed */
-    TDDP_NOTICE_CONNECT, /* its ranks have to connect: backend/on_demand.h */
-    TDDP_NOTICE_KINDS,
-} tddp_notice_kind;
-
-typedef struct tddp_notice {
-    tddp_notice_kind kind; /* TDDP_NOTICE_KINDS: not known */
-    char *key;             /* of its group; the receiver frees it */
-} tddp_notice;
-
-/* Publishes a notice, unless any rank has, as the first from `number` on that no rank has taken;
- * all those before that one must be there. Passes each notice from there on, the own one included,
- * to `receive`, which frees its key. */
-TDDP_NODISCARD tddp_status tddp_notice_publish(tddp_store *store, int64_t number,
-                                               tddp_notice_kind kind, const char *key,
-                                               void (*receive)(void *data, tddp_notice notice),
-                                               void *data);
-
-/* Reads the group's log, to be freed; an empty text if there are no reports. */
+/* Reads the group's log, to be freed; NULL if there are no reports. */
 TDDP_NODISCARD tddp_status tddp_notice_read_reports(tddp_store *store, const char *key, char **log);
 
-/* Waits for notice `number` as long as `wait` says. */
+/* A notice is a text: what it says of a group, and the group's key. */
+enum {
+    TDDP_NOTICE_FAILURE = 'F', /* the group has failed */
+    TDDP_NOTICE_CONNECT = 'C', /* its ranks have to connect: backend/on_demand.h */
+};
+
+/* Makes this notice `number`, unless another one is: `*out`, to be freed, has that number then. All
+ * those before it must be there. */
+TDDP_NODISCARD tddp_status tddp_notice_offer(tddp_store *store, int64_t number, const char *notice,
+                                             char **out);
+
+/* Waits for notice `number` as long as `wait` says; `*out` is to be freed. */
 TDDP_NODISCARD tddp_status tddp_notice_wait(tddp_store *store, int64_t number,
-                                            const tddp_wait *wait, tddp_notice *out);
+                                            const tddp_wait *wait, char **out);
 
 /* Returns once the store answers. */
 TDDP_NODISCARD tddp_status tddp_notice_ask(tddp_store *store, const tddp_wait *wait);

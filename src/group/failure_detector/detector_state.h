@@ -23,59 +23,54 @@ typedef enum tddp_detector_stage {
     TDDP_DETECTOR_RESOLVED, /* the root cause is known */
 } tddp_detector_stage;
 
+typedef enum tddp_detector_store_state {
+    TDDP_DETECTOR_STORE_SILENT, /* it has not answered, and is asked again */
+    TDDP_DETECTOR_STORE_ANSWERS,
+    TDDP_DETECTOR_STORE_LOST, /* it cannot be reached any more; for good */
+} tddp_detector_store_state;
+
 /* A group of the detector's. */
 typedef struct tddp_detector_entry {
     tddp_group *group;
-    tddp_detector_fail *fail;
     char key[TDDP_DETECTOR_KEY_BYTES]; /* the group's name among the job's, equal on all ranks */
     struct tddp_detector_entry *next;
     tddp_detector_stage stage;
-    bool asked;       /* all ranks are to connect, and no notice has said so yet */
-    bool unchecked;   /* a notice may have come before this rank watched the group */
-    bool busy;        /* the watcher works on it, without the lock */
-    bool failed_here; /* an operation of this rank failed: `op` to `text` describe it */
-    tddp_op op;
-    char *described; /* by the caller; NULL: not at all */
-    tddp_status status;
-    char *text;
+    size_t heard; /* those of the notices that were looked at for this group */
+    bool asked;   /* all ranks are to connect, and no notice has said so yet */
+    bool busy;    /* the watcher works on it, without the lock */
+    /* Of an operation of this rank, whose thread waits for the root cause; else NULL. */
+    const tddp_failure *failure;
     int64_t deadline; /* for the root cause */
     tddp_status cause;
     char *cause_text; /* NULL: no memory for it */
 } tddp_detector_entry;
 
-/* What the store has to be told: a line of a group's log, or a notice. */
+/* What the store has to be told: a notice, or, with a line, that line of its group's log. */
 typedef struct tddp_detector_message {
     struct tddp_detector_message *next;
-    char key[TDDP_DETECTOR_KEY_BYTES]; /* of its group */
-    tddp_notice_kind notice;
-    tddp_bytes line; /* empty: it is the notice */
+    tddp_bytes line;
+    char notice[1 + TDDP_DETECTOR_KEY_BYTES];
 } tddp_detector_message;
-
-/* A notice of a group that this rank does not observe: not yet, no longer, or never. */
-typedef struct tddp_detector_stray {
-    struct tddp_detector_stray *next;
-    tddp_notice notice;
-} tddp_detector_stray;
 
 struct tddp_detector {
     atomic_int references;
     pid_t pid;
     pthread_t thread;
     tddp_cancel *wake; /* triggered to wake the watcher after an entry or the outbox has changed */
-    tddp_store *base;  /* the first group's part of the store, on that group's connection */
     /* Only used by the watcher. */
+    tddp_store *base;      /* the first group's part of the store, on that group's connection */
     tddp_store *store;     /* the same on the watcher's own connection; NULL: there is none now */
+    bool connected;        /* there has been one */
     int64_t connect_until; /* without one: from then on it is lost where its host refuses */
-    int64_t notices_received;
-    tddp_detector_stray *strays;
+    char **notices;        /* all of them, in the order of their numbers */
+    size_t notice_count;
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t changed;
     tddp_detector_entry *entries;
-    tddp_detector_message *outbox; /* in order; the watcher alone removes any */
-    uint64_t queued;               /* messages, ever */
-    uint64_t told;                 /* of which the store knows, or never will */
-    bool store_silent; /* the store has not answered, and is asked again; set by the watcher */
-    bool store_lost;   /* it cannot be reached any more; set by the watcher, never cleared */
+    tddp_detector_message *outbox;         /* in order; the watcher alone removes any */
+    uint64_t queued;                       /* messages, ever */
+    uint64_t told;                         /* of which the store knows, or never will */
+    tddp_detector_store_state store_state; /* set by the watcher */
     bool ended;
 };
 
@@ -89,12 +84,12 @@ void *tddp_detector_run_watcher(void *detector);
 void tddp_detector_put_report(tddp_detector *detector, const tddp_detector_entry *self,
                               tddp_status_report_kind kind, const char *text);
 
-/* Puts a line of the group's log in the outbox, whose bytes it takes over; or, without one, a
- * notice about the group. */
-void tddp_detector_put(tddp_detector *detector, const char *key, tddp_notice_kind notice,
-                       tddp_bytes *line);
+/* Puts a notice about the group in the outbox, or, if `line` is not empty, that line of its log,
+ * whose bytes it takes over. */
+void tddp_detector_put(tddp_detector *detector, const char *key, char notice, tddp_bytes line);
 
-/* Takes the outbox's first message out, and frees it. */
-void tddp_detector_drop_message(tddp_detector *detector);
+/* Takes the outbox's first message out, and frees it; or all of them. */
+void tddp_detector_pop_message(tddp_detector *detector);
+void tddp_detector_clear_outbox(tddp_detector *detector);
 
 #endif

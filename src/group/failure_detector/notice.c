@@ -3,8 +3,8 @@
  * connection, so that other threads' calls that wait at the store don't delay them.
  *
  * Keys below the first group's own: `failure_detector/reports/GROUP` is the group's log, one line
- * a report; `failure_detector/notice/N` is the kind of the Nth notice, as a code of one character,
- * and the name of the group that it is about.
+ * a report; `failure_detector/notice/N` is the Nth notice: what it says, as one character, and the
+ * name of the group that it is about.
  *
  * Who publishes offers its notice as the Nth, for the first N that no rank has taken, by one
  * compare_set. So a notice is there or not, each is there once, and their numbers have no holes,
@@ -13,16 +13,15 @@
  */
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "group/failure_detector/detector.h"
 
-enum { CALL_MS = 300, KEY_BYTES = 320, POLL_MS = 200 };
+enum { CALL_MS = 300, KEY_BYTES = 320 };
 
 #define ROOT "failure_detector/"
 
-static const tddp_wait brief = {CALL_MS, NULL};
+static const tddp_wait call_wait = {CALL_MS, NULL};
 
 static tddp_slice key_of(char text[KEY_BYTES], const char *what, const char *name)
 {
@@ -40,67 +39,27 @@ tddp_status tddp_notice_append_report(tddp_store *store, const char *key, const 
 {
     char text[KEY_BYTES];
     return tddp_store_append(store, key_of(text, "reports", key),
-                             (tddp_slice){line->data, line->size}, &brief);
+                             (tddp_slice){line->data, line->size}, &call_wait);
 }
 
-static const char codes[TDDP_NOTICE_KINDS] = {
-    [TDDP_NOTICE_FAILURE] = 'F',
-    [TDDP_NOTICE_CONNECT] = 'C',
-};
-
-/* Takes the value over. */
-static tddp_notice parse(tddp_blob *value)
-{
-    int kind = 0;
-    while (kind < TDDP_NOTICE_KINDS && value->data[0] != codes[kind]) {
-        kind++;
-    }
-    if (value->size > 0) {
-        memmove(value->data, value->data + 1, value->size); /* and its NUL */
-    }
-    return (tddp_notice){(tddp_notice_kind)kind, value->data};
-}
-
-/* Makes this notice `number`, which wakes all ranks' watchers, unless another one is: `*out` is
- * what has the number then. */
-static tddp_status offer(tddp_store *store, int64_t number, tddp_notice_kind kind, const char *key,
-                         tddp_notice *out)
+tddp_status tddp_notice_offer(tddp_store *store, int64_t number, const char *notice, char **out)
 {
     char text[KEY_BYTES];
-    char value[KEY_BYTES];
     tddp_blob there = {0};
-    const tddp_slice slice = notice_key(text, number);
-    (void)snprintf(value, sizeof value, "%c%s", codes[kind], key);
-    tddp_status status = tddp_store_compare_set(store, slice, (tddp_slice){"", 0},
-                                                (tddp_slice){value, strlen(value)}, &brief, &there);
+    const tddp_slice key = notice_key(text, number);
+    tddp_status status = tddp_store_compare_set(
+        store, key, (tddp_slice){"", 0}, (tddp_slice){notice, strlen(notice)}, &call_wait, &there);
     if (status == TDDP_OK) {
         /* PyTorch's servers wake nobody at a compare_set: so the same value is set once more, by
          * each rank that passes, should the one that took the number have died before. */
-        status = tddp_store_set(store, slice, (tddp_slice){there.data, there.size}, &brief);
+        status = tddp_store_set(store, key, (tddp_slice){there.data, there.size}, &call_wait);
     }
     if (status) {
         tddp_blob_free(&there);
         return status;
     }
-    *out = parse(&there);
+    *out = there.data; /* ends in a NUL */
     return TDDP_OK;
-}
-
-tddp_status tddp_notice_publish(tddp_store *store, int64_t number, tddp_notice_kind kind,
-                                const char *key, void (*receive)(void *data, tddp_notice notice),
-                                void *data)
-{
-    bool published = false;
-    tddp_status status = TDDP_OK;
-    for (; status == TDDP_OK && !published; number++) {
-        tddp_notice there;
-        status = offer(store, number, kind, key, &there);
-        if (status == TDDP_OK) {
-            published = there.kind == kind && strcmp(there.key, key) == 0;
-            receive(data, there);
-        }
-    }
-    return status;
 }
 
 tddp_status tddp_notice_ask(tddp_store *store, const tddp_wait *wait)
@@ -116,56 +75,24 @@ tddp_status tddp_notice_read_reports(tddp_store *store, const char *key, char **
     char text[KEY_BYTES];
     tddp_slice slice = key_of(text, "reports", key);
     tddp_blob blob = {0};
-    int exists;
-    tddp_status status = tddp_store_check(store, &slice, 1, &brief, &exists);
+    int exists = 0;
+    tddp_status status = tddp_store_check(store, &slice, 1, &call_wait, &exists);
     if (status == TDDP_OK && exists) {
-        status = tddp_store_get(store, slice, &brief, &blob);
-    } else if (status == TDDP_OK) {
-        blob.data = tddp_copy_string("");
-        status = blob.data ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+        status = tddp_store_get(store, slice, &call_wait, &blob);
     }
-    if (status == TDDP_OK) {
-        *log = blob.data; /* ends in a NUL */
-    }
+    *log = blob.data; /* ends in a NUL */
     return status;
 }
 
-/* Polls a store without a server: its own wait would hold a lock, or poll without pause. */
-static tddp_status wait_for(tddp_store *store, tddp_slice key, const tddp_wait *wait)
-{
-    if (wait->timeout_ms == 0 || tddp_tcp_store_port(store) >= 0) {
-        return tddp_store_wait(store, &key, 1, wait);
-    }
-    int64_t deadline = tddp_wait_deadline(wait, 0);
-    for (;;) {
-        int exists;
-        tddp_status status = tddp_store_check(store, &key, 1, wait, &exists);
-        if (status || exists) {
-            return status;
-        }
-        int64_t pause = tddp_deadline_after_ms(POLL_MS);
-        status = tddp_net_sleep(pause < deadline ? pause : deadline, tddp_cancel_fd(wait->cancel));
-        if (status == TDDP_OK && tddp_now_ns() >= deadline) {
-            status = tddp_fail(TDDP_TIMEOUT, "no failure notice");
-        }
-        if (status) {
-            return status;
-        }
-    }
-}
-
-tddp_status tddp_notice_wait(tddp_store *store, int64_t number, const tddp_wait *wait,
-                             tddp_notice *out)
+tddp_status tddp_notice_wait(tddp_store *store, int64_t number, const tddp_wait *wait, char **out)
 {
     char text[KEY_BYTES];
-    tddp_blob blob;
+    tddp_blob blob = {0};
     tddp_slice slice = notice_key(text, number);
-    tddp_status status = wait_for(store, slice, wait);
+    tddp_status status = tddp_store_wait(store, &slice, 1, wait);
     if (status == TDDP_OK) {
-        status = tddp_store_get(store, slice, &brief, &blob);
-    }
-    if (status == TDDP_OK) {
-        *out = parse(&blob);
+        status = tddp_store_get(store, slice, &call_wait, &blob);
+        *out = blob.data;
     }
     return status;
 }

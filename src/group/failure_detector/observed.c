@@ -16,16 +16,17 @@ void tddp_observed_init(tddp_observed *self, int count)
 {
     pthread_mutex_init(&self->mutex, NULL);
     self->count = count;
-    self->entries = NULL;
     self->latest = NULL;
 }
 
 void tddp_observed_free(tddp_observed *self, bool forked)
 {
-    while (self->entries) {
-        tddp_observed_entry *next = self->entries->next;
-        free(self->entries);
-        self->entries = next;
+    for (int rank = 0; self->latest && rank < self->count; rank++) {
+        while (self->latest[rank]) {
+            tddp_observed_entry *before = self->latest[rank]->before;
+            free(self->latest[rank]);
+            self->latest[rank] = before;
+        }
     }
     free(self->latest);
     self->latest = NULL;
@@ -41,36 +42,29 @@ static tddp_observation find(const tddp_observed *self, int rank)
     return known ? self->latest[rank]->seen : (tddp_observation){.rank = rank};
 }
 
-/* With the lock held; NULL without memory. */
-static tddp_observed_entry *add_entry(tddp_observed *self, size_t text_bytes)
-{
-    if (!self->latest) {
-        self->latest = tddp_alloc_array((size_t)self->count, sizeof(tddp_observed_entry *));
-    }
-    tddp_observed_entry *added = self->latest ? tddp_alloc(sizeof *added + text_bytes) : NULL;
-    if (added) {
-        added->next = self->entries;
-        self->entries = added;
-    }
-    return added;
-}
-
 void tddp_observed_add(void *data, const tddp_observation *seen)
 {
     tddp_observed *self = data;
     const size_t bytes = seen->text ? strlen(seen->text) + 1 : 0;
-    pthread_mutex_lock(&self->mutex);
-    const tddp_observation before = find(self, seen->rank);
-    tddp_observed_entry *added = NULL;
-    if (seen->rank >= 0 && seen->rank < self->count && tddp_observation_precedes(seen, &before)) {
-        added = add_entry(self, bytes);
+    tddp_observed_entry *added = tddp_alloc(sizeof *added + bytes);
+    if (!added || seen->rank < 0 || seen->rank >= self->count) {
+        free(added);
+        return;
     }
-    if (added) {
-        added->seen = *seen;
-        added->seen.text = bytes > 0 ? memcpy(added->text, seen->text, bytes) : NULL;
+    added->seen = *seen;
+    added->seen.text = bytes > 0 ? memcpy(added->text, seen->text, bytes) : NULL;
+    pthread_mutex_lock(&self->mutex);
+    if (!self->latest) {
+        self->latest = tddp_alloc_array((size_t)self->count, sizeof(tddp_observed_entry *));
+    }
+    const tddp_observation before = find(self, seen->rank);
+    if (self->latest && tddp_observation_precedes(seen, &before)) {
+        added->before = self->latest[seen->rank];
         self->latest[seen->rank] = added;
+        added = NULL;
     }
     pthread_mutex_unlock(&self->mutex);
+    free(added);
 }
 
 tddp_observation tddp_observed_of(tddp_observed *self, int rank)

@@ -12,15 +12,14 @@
 #include "base/base.h"
 
 typedef struct tddp_observed_entry {
-    struct tddp_observed_entry *next;
+    struct tddp_observed_entry *before; /* what said most of the rank until then */
     tddp_observation seen;
     char text[];
 } tddp_observed_entry;
 
 typedef struct tddp_observed {
     pthread_mutex_t mutex;
-    int count;                    /* the group's ranks */
-    tddp_observed_entry *entries; /* all of them, for the end */
+    int count; /* the group's ranks */
     /* What says most, by rank; made with the first entry. All ranks are asked for, several times,
      * for one description. */
     tddp_observed_entry **latest;

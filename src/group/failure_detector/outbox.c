@@ -5,7 +5,6 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "group/failure_detector/detector_state.h"
 
@@ -15,24 +14,17 @@ enum {
     MOST_REPORT_BYTES = 900,
 };
 
-void tddp_detector_put(tddp_detector *detector, const char *key, tddp_notice_kind notice,
-                       tddp_bytes *line)
+void tddp_detector_put(tddp_detector *detector, const char *key, char notice, tddp_bytes line)
 {
     tddp_detector_message **end = &detector->outbox;
-    tddp_detector_message *message =
-        detector->store_lost ? NULL : tddp_alloc(sizeof *message); /* zeroed */
+    const bool lost = detector->store_state == TDDP_DETECTOR_STORE_LOST;
+    tddp_detector_message *message = lost ? NULL : tddp_alloc(sizeof *message);
     if (!message) {
-        if (line) {
-            tddp_bytes_free(line);
-        }
+        tddp_bytes_free(&line);
         return;
     }
-    (void)snprintf(message->key, sizeof message->key, "%s", key);
-    message->notice = notice;
-    if (line) {
-        message->line = *line;
-        *line = (tddp_bytes){0};
-    }
+    (void)snprintf(message->notice, sizeof message->notice, "%c%s", notice, key);
+    message->line = line;
     while (*end) {
         end = &(*end)->next;
     }
@@ -44,39 +36,36 @@ void tddp_detector_put(tddp_detector *detector, const char *key, tddp_notice_kin
 static void describe_other_groups(const tddp_detector *detector, const tddp_detector_entry *self,
                                   char *text, size_t size)
 {
-    size_t used = 0;
     text[0] = '\0';
-    for (const tddp_detector_entry *each = detector->entries; each && used < size;
-         each = each->next) {
+    for (const tddp_detector_entry *each = detector->entries; each; each = each->next) {
         tddp_recorder_position position = tddp_recorder_read_position(each->group->recorder);
         const tddp_recorder_op_summary *op =
             position.current.any ? &position.current : &position.message;
         if (each != self && op->any) {
             char name[TDDP_REPORT_OP_NAME_BYTES];
-            int length =
-                snprintf(text + used, size - used, "%sin group \"%.64s\" in %s for %.1f s",
-                         used ? ", " : "", each->group->name,
-                         tddp_status_report_op_name(op->kind, op->sequence, op->peer, name),
-                         (double)(tddp_now_ns() - op->at_ns) / 1e9);
-            used += (size_t)length;
+            tddp_add_text(text, size, "%sin group \"%.64s\" in %s for %.1f s", text[0] ? ", " : "",
+                          each->group->name,
+                          tddp_status_report_op_name(op->kind, op->sequence, op->peer, name),
+                          (double)(tddp_now_ns() - op->at_ns) / 1e9);
         }
     }
 }
 
-/* Reports the failed operation as the current one: others may run beside it. */
-static void set_failed_operation(const tddp_detector_entry *self, tddp_recorder_position *position)
+/* Reports the failed operation, if it was one, as the current one: others may run beside it. */
+static void set_failed_operation(const tddp_failure *failure, tddp_recorder_op_summary *current)
 {
-    tddp_recorder_op_summary *current = &position->current;
-    if (current->any && current->kind == self->op.kind && current->sequence == self->op.sequence) {
-        return;
+    const tddp_op *op = &failure->op;
+    const bool is_set =
+        current->any && current->kind == op->kind && current->sequence == op->sequence;
+    if (op->sequence != 0 && !is_set) {
+        *current = (tddp_recorder_op_summary){.any = true,
+                                              .kind = op->kind,
+                                              .sequence = op->sequence,
+                                              .peer = op->peer,
+                                              .at_ns = tddp_now_ns()};
+        (void)snprintf(current->text, sizeof current->text, "%s",
+                       failure->described ? failure->described : "");
     }
-    *current = (tddp_recorder_op_summary){.any = true,
-                                          .kind = self->op.kind,
-                                          .sequence = self->op.sequence,
-                                          .peer = self->op.peer,
-                                          .at_ns = tddp_now_ns()};
-    (void)snprintf(current->text, sizeof current->text, "%s",
-                   self->described ? self->described : "");
 }
 
 void tddp_detector_put_report(tddp_detector *detector, const tddp_detector_entry *self,
@@ -87,30 +76,38 @@ void tddp_detector_put_report(tddp_detector *detector, const tddp_detector_entry
     char seen[MOST_REPORT_BYTES + 1];
     tddp_bytes line = {0};
     tddp_recorder_position position = tddp_recorder_read_position(group->recorder);
-    bool failed = kind == TDDP_REPORT_FAILURE;
-    if (failed) {
-        set_failed_operation(self, &position);
-        tddp_observed_describe(&group->observed, text ? text : "", seen, sizeof seen);
+    tddp_status status = TDDP_OK;
+    if (kind == TDDP_REPORT_FAILURE) {
+        set_failed_operation(self->failure, &position.current);
+        tddp_observed_describe(&group->observed, text, seen, sizeof seen);
         text = seen;
+        status = self->failure->status;
     }
     describe_other_groups(detector, self, other_groups, sizeof other_groups);
     size_t most = (size_t)(LOG_BYTES / group->world_size);
     most = most < LEAST_REPORT_BYTES  ? LEAST_REPORT_BYTES
            : most > MOST_REPORT_BYTES ? MOST_REPORT_BYTES
                                       : most;
-    if (tddp_status_report_write(&line, kind, group->rank, failed ? self->status : TDDP_OK,
-                                 &position, other_groups, text ? text : "", most)) {
+    if (tddp_status_report_write(&line, kind, group->rank, status, &position, other_groups,
+                                 text ? text : "", most)) {
         tddp_bytes_free(&line);
-        return;
+    } else {
+        tddp_detector_put(detector, self->key, ' ', line);
     }
-    tddp_detector_put(detector, self->key, TDDP_NOTICE_KINDS, &line);
 }
 
-void tddp_detector_drop_message(tddp_detector *detector)
+void tddp_detector_pop_message(tddp_detector *detector)
 {
     tddp_detector_message *message = detector->outbox;
     detector->outbox = message->next;
     detector->told++;
     tddp_bytes_free(&message->line);
     free(message);
+}
+
+void tddp_detector_clear_outbox(tddp_detector *detector)
+{
+    while (detector->outbox) {
+        tddp_detector_pop_message(detector);
+    }
 }

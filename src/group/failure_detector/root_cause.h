@@ -10,17 +10,21 @@
 #include "group/failure_detector/status_report.h"
 #include "group/peers.h"
 
+/* An operation that failed on this rank. */
+typedef struct tddp_failure {
+    tddp_op op;
+    const char *described; /* by its caller; NULL: not at all */
+    tddp_status status;
+    const char *text; /* the backend's */
+} tddp_failure;
+
 typedef struct tddp_failure_evidence {
     const tddp_peers *peers;
-    int rank;                          /* this one */
-    const tddp_op *op;                 /* the one that failed here; NULL: another rank's failed */
-    const char *described;             /* the operation, by its caller; NULL: not at all */
-    tddp_status status;                /* of the operation; TDDP_OK without one */
-    const char *text;                  /* the backend's error text; "" without one */
-    tddp_observed *observed;           /* what it has seen of other ranks */
-    const tddp_status_report *reports; /* by rank; set by tddp_root_cause_find() */
-    bool store_lost;                   /* no reports can be read: a missing one means nothing */
-    bool deadline_over;                /* no more reports are waited for */
+    int rank;                    /* this one */
+    const tddp_failure *failure; /* NULL: another rank's operation failed */
+    tddp_observed *observed;     /* what it has seen of other ranks */
+    bool store_lost;             /* no reports can be read: a missing one means nothing */
+    bool deadline_over;          /* no more reports are waited for */
 } tddp_failure_evidence;
 
 /*
@@ -29,6 +33,6 @@ typedef struct tddp_failure_evidence {
  * says why, without naming that operation. False: more reports may still come. `log`: the group's,
  * which is cut into strings; NULL: it can't be read.
  */
-bool tddp_root_cause_find(tddp_failure_evidence evidence, char *log, tddp_status *status);
+bool tddp_root_cause_find(const tddp_failure_evidence *evidence, char *log, tddp_status *status);
 
 #endif

@@ -9,18 +9,17 @@
  * A store that is silent is asked again until it answers or its host refuses connections: what it
  * has to be told is in the outbox meanwhile, and groups that fail here find their cause without it.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/on_demand.h"
-#include "group/failure_detector/root_cause.h"
 #include "group/failure_detector/detector_state.h"
 
 enum {
     ASK_MS = 2000,
     PROBE_MS = 300,
     NOTICE_WAIT_MS = 600 * 1000,
+    POLL_MS = 200, /* between two checks of a store without a server */
     PAUSE_MS = 10, /* between two reads of a log, doubled each time */
     LONGEST_PAUSE_MS = 100,
 };
@@ -31,31 +30,19 @@ int64_t tddp_detector_connect_ms = 5000;
 
 static bool answers(const tddp_detector *detector)
 {
-    return !detector->store_silent && !detector->store_lost;
+    return detector->store_state == TDDP_DETECTOR_STORE_ANSWERS;
 }
 
-/* It is silent, but its host has not closed the connection. */
+static bool is_lost(const tddp_detector *detector)
+{
+    return detector->store_state == TDDP_DETECTOR_STORE_LOST;
+}
+
+/* It is silent, but its host has not closed the connection, or there has been none yet. */
 static bool may_answer(const tddp_detector *detector)
 {
-    return detector->store_silent && detector->store;
-}
-
-static void free_outbox(tddp_detector *detector)
-{
-    while (detector->outbox) {
-        tddp_detector_drop_message(detector);
-    }
-}
-
-static void lose_store(tddp_detector *detector)
-{
-    tddp_log(TDDP_LOG_DEBUG, "group", "the failure detector has lost the store: %s",
-             tddp_error_message());
-    pthread_mutex_lock(&detector->mutex);
-    detector->store_lost = true;
-    free_outbox(detector);
-    pthread_cond_broadcast(&detector->changed);
-    pthread_mutex_unlock(&detector->mutex);
+    return detector->store_state == TDDP_DETECTOR_STORE_SILENT &&
+           (detector->store || !detector->connected);
 }
 
 /* Other ranks had no answer either: they have some time again. */
@@ -69,18 +56,23 @@ static void extend_deadlines(tddp_detector *detector)
     }
 }
 
-static void set_silent(tddp_detector *detector, bool silent)
+/* Why is this thread's error text, unless it answers. */
+static void set_store_state(tddp_detector *detector, tddp_detector_store_state state)
 {
-    if (detector->store_silent == silent) {
+    static const char *const names[] = {"silent and is asked again", "answering", "lost"};
+    if (detector->store_state == state) {
         return;
     }
-    tddp_log(TDDP_LOG_DEBUG, "group", "the failure detector's store %s: %s",
-             silent ? "does not answer and is asked again" : "answers again",
-             silent ? tddp_error_message() : "");
+    const bool works = state == TDDP_DETECTOR_STORE_ANSWERS;
+    tddp_log(TDDP_LOG_DEBUG, "group", "the failure detector's store is %s: %s", names[state],
+             works ? "" : tddp_error_message());
     pthread_mutex_lock(&detector->mutex);
-    detector->store_silent = silent;
-    if (!silent) {
+    detector->store_state = state;
+    if (works) {
+        detector->connected = true;
         extend_deadlines(detector);
+    } else if (is_lost(detector)) {
+        tddp_detector_clear_outbox(detector);
     }
     pthread_cond_broadcast(&detector->changed);
     pthread_mutex_unlock(&detector->mutex);
@@ -98,7 +90,7 @@ static void note(tddp_detector *detector, tddp_status status)
         detector->store = NULL;
         detector->connect_until = tddp_deadline_after_ms(tddp_detector_connect_ms);
     }
-    set_silent(detector, status != TDDP_OK);
+    set_store_state(detector, status ? TDDP_DETECTOR_STORE_SILENT : TDDP_DETECTOR_STORE_ANSWERS);
 }
 
 /* Whether the store's host refuses connections. A process that is stopped accepts them, and a
@@ -129,11 +121,11 @@ static void ask_again(tddp_detector *detector, int64_t timeout_ms)
     }
     status = tddp_store_clone(detector->base, &wait, &detector->store);
     if (status == TDDP_OK) {
-        set_silent(detector, false);
+        set_store_state(detector, TDDP_DETECTOR_STORE_ANSWERS);
     } else if (status != TDDP_CANCELED && status != TDDP_OUT_OF_MEMORY &&
                tddp_now_ns() >= detector->connect_until) {
         if (status != TDDP_NETWORK || refuses(detector)) {
-            lose_store(detector);
+            set_store_state(detector, TDDP_DETECTOR_STORE_LOST);
         } else {
             tddp_log(TDDP_LOG_DEBUG, "group", "the failure detector's store is silent: %s",
                      tddp_error_message());
@@ -143,102 +135,84 @@ static void ask_again(tddp_detector *detector, int64_t timeout_ms)
 
 /* --- notices --------------------------------------------------------------------------------- */
 
-/* With the lock held. */
-static void tell_entry(tddp_detector *detector, tddp_detector_entry *self, tddp_notice_kind kind)
+/* Takes the notice over. Without memory it is read again later. */
+static tddp_status receive(tddp_detector *detector, char *notice)
 {
-    if (kind == TDDP_NOTICE_CONNECT) {
+    char **grown = tddp_grow(detector->notices, detector->notice_count, sizeof *grown);
+    if (!grown) {
+        free(notice);
+        return TDDP_OUT_OF_MEMORY;
+    }
+    detector->notices = grown;
+    detector->notices[detector->notice_count++] = notice;
+    return TDDP_OK;
+}
+
+static int64_t next_number(const tddp_detector *detector)
+{
+    return (int64_t)detector->notice_count + 1;
+}
+
+/* With the lock held. */
+static void tell_entry(tddp_detector *detector, tddp_detector_entry *self, char notice)
+{
+    if (notice == TDDP_NOTICE_CONNECT) {
         self->asked = false;
         tddp_on_demand_start(self->group->on_demand);
-    } else if (kind == TDDP_NOTICE_FAILURE && self->stage == TDDP_DETECTOR_IDLE) {
+    } else if (notice == TDDP_NOTICE_FAILURE && self->stage == TDDP_DETECTOR_IDLE) {
         self->stage = TDDP_DETECTOR_NOTIFIED;
         self->deadline = tddp_deadline_after_ms(TDDP_DETECTOR_REPLY_MS);
         tddp_detector_put_report(detector, self, TDDP_REPORT_POSITION, NULL);
     }
 }
 
-/* Takes the notice's key over. */
-static void receive_notice(void *data, tddp_notice notice)
-{
-    tddp_detector *detector = data;
-    bool known = false;
-    detector->notices_received++;
-    pthread_mutex_lock(&detector->mutex);
-    for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        if (strcmp(each->key, notice.key) == 0) {
-            known = true;
-            tell_entry(detector, each, notice.kind);
-        }
-    }
-    pthread_mutex_unlock(&detector->mutex);
-    tddp_detector_stray *stray = known ? NULL : tddp_alloc(sizeof *stray);
-    if (stray) {
-        *stray = (tddp_detector_stray){detector->strays, notice};
-        detector->strays = stray;
-    } else {
-        free(notice.key);
-    }
-}
-
-/* The notices that came before this rank watched their groups. With the lock held. */
-static void check_strays(tddp_detector *detector)
+/* Tells each entry of the notices about its group, also of those from before this rank watched
+ * it. With the lock held. */
+static void tell_entries(tddp_detector *detector)
 {
     for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        tddp_detector_stray **link = &detector->strays;
-        while (each->unchecked && *link) {
-            tddp_detector_stray *stray = *link;
-            if (strcmp(each->key, stray->notice.key) != 0) {
-                link = &stray->next;
-                continue;
+        for (; each->heard < detector->notice_count; each->heard++) {
+            const char *notice = detector->notices[each->heard];
+            if (notice[0] && strcmp(notice + 1, each->key) == 0) {
+                tell_entry(detector, each, notice[0]);
             }
-            tell_entry(detector, each, stray->notice.kind);
-            *link = stray->next;
-            free(stray->notice.key);
-            free(stray);
         }
-        each->unchecked = false;
     }
 }
 
-/* Sends what is in the outbox, as far as the store answers. With the lock held, which is released
- * meanwhile. */
-static void send_outbox(tddp_detector *detector)
+/* Tells the store the outbox's first message; false: not yet, as far as is known. */
+static bool tell_store(tddp_detector *detector, const tddp_detector_message *message)
 {
+    char *there = NULL;
+    tddp_status status =
+        message->line.size > 0
+            ? tddp_notice_append_report(detector->store, message->notice + 1, &message->line)
+            : tddp_notice_offer(detector->store, next_number(detector), message->notice, &there);
+    const bool taken = there && strcmp(there, message->notice) != 0; /* the number is, by another */
+    status = there ? receive(detector, there) : status;
+    note(detector, status);
+    return status == TDDP_OUT_OF_MEMORY || (status == TDDP_OK && !taken);
+}
+
+/* Tells the entries what has arrived, and the store what is in the outbox, as far as it answers.
+ * With the lock held, which is released meanwhile. */
+static void exchange(tddp_detector *detector)
+{
+    tell_entries(detector);
     while (detector->outbox && answers(detector)) {
         const tddp_detector_message *message = detector->outbox;
         pthread_mutex_unlock(&detector->mutex);
-        tddp_status status =
-            message->line.size > 0
-                ? tddp_notice_append_report(detector->store, message->key, &message->line)
-                : tddp_notice_publish(detector->store, detector->notices_received + 1,
-                                      message->notice, message->key, receive_notice, detector);
-        note(detector, status);
+        const bool told = tell_store(detector, message);
         pthread_mutex_lock(&detector->mutex);
-        if (status == TDDP_OK || status == TDDP_OUT_OF_MEMORY) {
-            tddp_detector_drop_message(detector);
+        if (told) {
+            tddp_detector_pop_message(detector);
             pthread_cond_broadcast(&detector->changed);
         }
+        tell_entries(detector);
     }
 }
 
 /* --- for one group --------------------------------------------------------------------------- */
-
-static bool find_cause(tddp_detector *detector, tddp_detector_entry *self, char *log,
-                       tddp_status *cause)
-{
-    tddp_group *group = self->group;
-    const tddp_failure_evidence evidence = {
-        .peers = group->peers,
-        .rank = group->rank,
-        .op = self->failed_here ? &self->op : NULL,
-        .described = self->described,
-        .status = self->failed_here ? self->status : TDDP_OK,
-        .text = self->failed_here && self->text ? self->text : "",
-        .observed = &group->observed,
-        .store_lost = !answers(detector),
-        .deadline_over = tddp_now_ns() >= self->deadline,
-    };
-    return tddp_root_cause_find(evidence, log, cause);
-}
 
 /* Finds the group's root cause if the reports suffice. True if it failed the group here, which
  * takes a while where an operation is about to end. */
@@ -252,7 +226,13 @@ static bool resolve(tddp_detector *detector, tddp_detector_entry *self)
         return false;
     }
     tddp_status cause;
-    bool found = find_cause(detector, self, log, &cause);
+    const tddp_failure_evidence evidence = {.peers = self->group->peers,
+                                            .rank = self->group->rank,
+                                            .failure = self->failure,
+                                            .observed = &self->group->observed,
+                                            .store_lost = !answers(detector),
+                                            .deadline_over = tddp_now_ns() >= self->deadline};
+    bool found = tddp_root_cause_find(&evidence, log, &cause);
     free(log);
     if (!found) {
         return false;
@@ -267,7 +247,7 @@ static bool resolve(tddp_detector *detector, tddp_detector_entry *self)
     pthread_cond_broadcast(&detector->changed);
     pthread_mutex_unlock(&detector->mutex);
     if (fails) {
-        self->fail(self->group, cause, text ? text : tddp_status_text(cause));
+        tddp_group_fail(self->group, cause, text ? text : tddp_status_text(cause));
     }
     return fails;
 }
@@ -283,7 +263,7 @@ static bool is_unfinished(const tddp_detector_entry *self)
 static void fail_requests(const tddp_detector *detector)
 {
     for (tddp_detector_entry *each = detector->entries; each; each = each->next) {
-        if (each->asked && detector->store_lost) {
+        if (each->asked && is_lost(detector)) {
             each->asked = false;
             tddp_on_demand_fail(each->group->on_demand, TDDP_NETWORK,
                                 "the ranks of several hosts cannot connect: the store, in which "
@@ -299,8 +279,7 @@ static bool process_all(tddp_detector *detector, int64_t *pause_ms)
 {
     bool again = false;
     bool failed = false;
-    check_strays(detector);
-    send_outbox(detector);
+    exchange(detector);
     fail_requests(detector);
     for (tddp_detector_entry *each = detector->entries; each && !failed; each = each->next) {
         /* While the store is silent, another rank's failure has time. */
@@ -326,24 +305,25 @@ static bool process_all(tddp_detector *detector, int64_t *pause_ms)
  * only. */
 static void wait_for_notices(tddp_detector *detector, bool again, int64_t pause_ms)
 {
-    tddp_wait wait = {again ? 0 : NOTICE_WAIT_MS, detector->wake};
-    if (detector->store_silent && !detector->store_lost) {
+    if (detector->store_state == TDDP_DETECTOR_STORE_SILENT) {
         ask_again(detector, again ? TDDP_DETECTOR_REPLY_MS : ASK_MS);
         return;
     }
-    if (again || detector->store_lost) {
-        int64_t until = tddp_deadline_after_ms(again ? pause_ms : NOTICE_WAIT_MS);
-        if (tddp_net_sleep(until, tddp_cancel_fd(detector->wake)) || detector->store_lost) {
+    /* The wait of a store without a server would hold a lock, or poll without pause. */
+    const bool polls = again || is_lost(detector) || tddp_tcp_store_port(detector->base) < 0;
+    if (polls) {
+        const int64_t longest_ms = is_lost(detector) ? NOTICE_WAIT_MS : POLL_MS;
+        const int64_t until = tddp_deadline_after_ms(again ? pause_ms : longest_ms);
+        if (tddp_net_sleep(until, tddp_cancel_fd(detector->wake)) || is_lost(detector)) {
             return;
         }
     }
+    tddp_wait wait = {polls ? 0 : NOTICE_WAIT_MS, detector->wake};
     tddp_status status;
     do {
-        tddp_notice notice;
-        status = tddp_notice_wait(detector->store, detector->notices_received + 1, &wait, &notice);
-        if (status == TDDP_OK) {
-            receive_notice(detector, notice);
-        }
+        char *notice;
+        status = tddp_notice_wait(detector->store, next_number(detector), &wait, &notice);
+        status = status ? status : receive(detector, notice);
         wait.timeout_ms = 0;
     } while (status == TDDP_OK);
     if (status != TDDP_TIMEOUT && status != TDDP_CANCELED) {
@@ -351,37 +331,10 @@ static void wait_for_notices(tddp_detector *detector, bool again, int64_t pause_
     }
 }
 
-static void free_strays(tddp_detector *detector)
-{
-    while (detector->strays) {
-        tddp_detector_stray *next = detector->strays->next;
-        free(detector->strays->notice.key);
-        free(detector->strays);
-        detector->strays = next;
-    }
-}
-
-/* Opens the watcher's connection on its own thread: creating a group does not wait for it. */
-static void connect_first(tddp_detector *detector)
-{
-    bool ended = false;
-    detector->connect_until = tddp_deadline_after_ms(tddp_detector_connect_ms);
-    while (!answers(detector) && !detector->store_lost && !ended) {
-        ask_again(detector, tddp_detector_connect_ms);
-        pthread_mutex_lock(&detector->mutex);
-        ended = detector->ended;
-        if (!ended) {
-            tddp_cancel_reset(detector->wake); /* the changed entries are processed afterwards */
-        }
-        pthread_mutex_unlock(&detector->mutex);
-    }
-}
-
 void *tddp_detector_run_watcher(void *data)
 {
     tddp_detector *detector = data;
     int64_t pause = PAUSE_MS;
-    connect_first(detector);
     pthread_mutex_lock(&detector->mutex);
     while (!detector->ended) {
         tddp_cancel_reset(detector->wake);
@@ -396,8 +349,11 @@ void *tddp_detector_run_watcher(void *data)
                                                : LONGEST_PAUSE_MS;
         pthread_mutex_lock(&detector->mutex);
     }
-    free_outbox(detector);
+    tddp_detector_clear_outbox(detector);
     pthread_mutex_unlock(&detector->mutex);
-    free_strays(detector);
+    /* Other references to the detector must not keep the store's server alive. */
+    tddp_store_release(detector->store);
+    tddp_store_release(detector->base);
+    detector->store = detector->base = NULL;
     return NULL;
 }

@@ -13,8 +13,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "group/peers.h"
-
 enum { DEFAULT_RECORDS = 2000, MOST_RECORDS = 1 << 20 };
 
 /* The recorders of existing groups, for dumps of the whole process, and the calling thread's id. A
@@ -47,24 +45,30 @@ static void handle_forks(void)
     (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
+const char *tddp_recorder_setting(const char *const names[TDDP_RECORDER_NAMES], const char **value)
+{
+    for (int i = 0; i < TDDP_RECORDER_NAMES; i++) {
+        *value = getenv(names[i]);
+        if (*value && **value) {
+            return names[i];
+        }
+    }
+    return NULL;
+}
+
 static size_t wanted_records(void)
 {
     static const char *const names[] = {"TDDP_FR_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE",
                                         "TORCH_NCCL_TRACE_BUFFER_SIZE"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const char *text = getenv(names[i]);
-        int64_t count;
-        if (!text || !*text) {
-            continue;
-        }
-        if (tddp_parse_int(text, 0, MOST_RECORDS, &count)) {
-            return (size_t)count;
-        }
-        tddp_log(TDDP_LOG_WARN, "group", "%s=\"%s\": expected 0 to %d; using %d", names[i], text,
+    const char *value;
+    const char *name = tddp_recorder_setting(names, &value);
+    int64_t count = DEFAULT_RECORDS;
+    if (name && !tddp_parse_int(value, 0, MOST_RECORDS, &count)) {
+        tddp_log(TDDP_LOG_WARN, "group", "%s=\"%s\": expected 0 to %d; using %d", name, value,
                  MOST_RECORDS, DEFAULT_RECORDS);
-        return DEFAULT_RECORDS;
+        count = DEFAULT_RECORDS;
     }
-    return DEFAULT_RECORDS;
+    return (size_t)count;
 }
 
 tddp_status tddp_recorder_create(tddp_group *group)
@@ -74,25 +78,22 @@ tddp_status tddp_recorder_create(tddp_group *group)
     if (!recorder) {
         return TDDP_OUT_OF_MEMORY;
     }
-    recorder->capacity = wanted_records();
-    recorder->name = tddp_copy_string(group->name);
-    if (recorder->capacity > 0) {
-        recorder->ring = tddp_alloc_array(recorder->capacity, sizeof *recorder->ring);
-    }
-    recorder->backend = tddp_copy_string(group->backend_name);
-    if (!recorder->name || !recorder->backend || (recorder->capacity > 0 && !recorder->ring)) {
-        free(recorder->name);
-        free(recorder->backend);
-        free(recorder->ring);
-        free(recorder);
-        return TDDP_OUT_OF_MEMORY;
-    }
     atomic_init(&recorder->references, 1);
     pthread_mutex_init(&recorder->mutex, NULL);
     recorder->rank = group->rank;
     recorder->world_size = group->world_size;
     recorder->root_rank = group->root_rank;
     recorder->peers = tddp_peers_retain(group->peers);
+    recorder->capacity = wanted_records();
+    recorder->name = tddp_copy_string(group->name);
+    recorder->backend = tddp_copy_string(group->backend_name);
+    if (recorder->capacity > 0) {
+        recorder->ring = tddp_alloc_array(recorder->capacity, sizeof *recorder->ring);
+    }
+    if (!recorder->name || !recorder->backend || (recorder->capacity > 0 && !recorder->ring)) {
+        tddp_recorder_release(recorder);
+        return TDDP_OUT_OF_MEMORY;
+    }
     group->recorder = recorder;
     return TDDP_OK;
 }
@@ -132,27 +133,37 @@ void tddp_recorder_close(tddp_recorder *recorder)
     tddp_recorder_release(recorder);
 }
 
-/* A registered recorder has its group's reference, which is dropped after it leaves the list. */
-tddp_status tddp_recorder_all(tddp_recorder ***out, size_t *count)
+int tddp_recorder_next_rank(int from)
 {
-    size_t found = 0;
+    int found = -1;
     pthread_mutex_lock(&list_mutex);
     for (const tddp_recorder *each = registered; each; each = each->next_registered) {
-        found++;
-    }
-    tddp_recorder **all = tddp_alloc_array(found, sizeof(tddp_recorder *));
-    found = 0;
-    for (tddp_recorder *each = registered; all && each; each = each->next_registered) {
-        atomic_fetch_add(&each->references, 1);
-        all[found++] = each;
+        if (each->root_rank >= from && (found < 0 || each->root_rank < found)) {
+            found = each->root_rank;
+        }
     }
     pthread_mutex_unlock(&list_mutex);
-    if (!all) {
-        return TDDP_OUT_OF_MEMORY;
+    return found;
+}
+
+/* A registered recorder has its group's reference, which is dropped after it leaves the list. */
+tddp_status tddp_recorder_all(int rank, tddp_recorder ***out, size_t *count)
+{
+    size_t left = 0;
+    pthread_mutex_lock(&list_mutex);
+    for (const tddp_recorder *each = registered; each; each = each->next_registered) {
+        left += each->root_rank == rank;
     }
-    *out = all;
-    *count = found;
-    return TDDP_OK;
+    *count = left;
+    *out = tddp_alloc_array(left, sizeof(tddp_recorder *));
+    for (tddp_recorder *each = registered; *out && each; each = each->next_registered) {
+        if (each->root_rank == rank) {
+            atomic_fetch_add(&each->references, 1);
+            (*out)[--left] = each;
+        }
+    }
+    pthread_mutex_unlock(&list_mutex);
+    return *out ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
 
 /* --- the hooks ------------------------------------------------------------------------------- */
@@ -216,13 +227,12 @@ static void record(tddp_recorder *recorder, tddp_work *work, int64_t now)
 void tddp_recorder_queued(tddp_group *group, tddp_work *work)
 {
     tddp_recorder *recorder = group->recorder;
-    if (!recorder || recorder->capacity == 0) {
-        return;
+    if (recorder->capacity > 0) {
+        int64_t now = tddp_now_ns();
+        pthread_mutex_lock(&recorder->mutex);
+        record(recorder, work, now);
+        pthread_mutex_unlock(&recorder->mutex);
     }
-    int64_t now = tddp_now_ns();
-    pthread_mutex_lock(&recorder->mutex);
-    record(recorder, work, now);
-    pthread_mutex_unlock(&recorder->mutex);
 }
 
 static void set_summary(tddp_recorder_op_summary *summary, const tddp_work *work, int64_t now)
@@ -235,9 +245,13 @@ static void set_summary(tddp_recorder_op_summary *summary, const tddp_work *work
     copy_text(summary->text, sizeof summary->text, work->description);
 }
 
-/* With the lock held. */
-static void enter_operation(tddp_recorder *recorder, tddp_work *work, int64_t now)
+void tddp_recorder_started(tddp_group *group, tddp_work *work, int64_t now)
 {
+    tddp_recorder *recorder = group->recorder;
+    pthread_mutex_lock(&recorder->mutex);
+    if (recorder->capacity > 0 && work->record_id == 0) {
+        record(recorder, work, now);
+    }
     if (tddp_op_is_p2p(work->op.kind)) {
         recorder->position.messages++;
     } else {
@@ -249,29 +263,7 @@ static void enter_operation(tddp_recorder *recorder, tddp_work *work, int64_t no
         entry->started_ns = now;
         entry->state = TDDP_RECORD_STARTED;
     }
-}
-
-void tddp_recorder_started(tddp_group *group, tddp_work *work, int64_t now)
-{
-    tddp_recorder *recorder = group->recorder;
-    if (recorder) {
-        pthread_mutex_lock(&recorder->mutex);
-        enter_operation(recorder, work, now);
-        pthread_mutex_unlock(&recorder->mutex);
-    }
-}
-
-void tddp_recorder_queued_and_started(tddp_group *group, tddp_work *work, int64_t now)
-{
-    tddp_recorder *recorder = group->recorder;
-    if (recorder) {
-        pthread_mutex_lock(&recorder->mutex);
-        if (recorder->capacity > 0) {
-            record(recorder, work, now);
-        }
-        enter_operation(recorder, work, now);
-        pthread_mutex_unlock(&recorder->mutex);
-    }
+    pthread_mutex_unlock(&recorder->mutex);
 }
 
 /* An operation that was not started leaves the position alone. With the lock held. */
@@ -294,9 +286,6 @@ void tddp_recorder_finished(tddp_group *group, tddp_work *work, tddp_status stat
                             const char *text)
 {
     tddp_recorder *recorder = group->recorder;
-    if (!recorder) {
-        return;
-    }
     int64_t now = tddp_now_ns();
     pthread_mutex_lock(&recorder->mutex);
     leave_operation(&recorder->position, work, now);
@@ -308,38 +297,43 @@ void tddp_recorder_finished(tddp_group *group, tddp_work *work, tddp_status stat
         entry->status = status;
     }
     if (status) {
-        recorder->failure = status;
         copy_text(recorder->failure_text, sizeof recorder->failure_text, text);
     }
     pthread_mutex_unlock(&recorder->mutex);
 }
 
-void tddp_recorder_set_failure(tddp_recorder *recorder, tddp_status status, const char *text)
+void tddp_recorder_set_failure(tddp_recorder *recorder, const char *text)
 {
     pthread_mutex_lock(&recorder->mutex);
-    recorder->failure = status;
     copy_text(recorder->failure_text, sizeof recorder->failure_text, text);
     pthread_mutex_unlock(&recorder->mutex);
 }
 
 /* --- queries --------------------------------------------------------------------------------- */
 
+/* How many records there are, and the nth of them, from the oldest. With the lock held. */
+static size_t held(const tddp_recorder *recorder)
+{
+    return recorder->count < recorder->capacity ? (size_t)recorder->count : recorder->capacity;
+}
+
+static const tddp_record *nth(const tddp_recorder *recorder, size_t number)
+{
+    return &recorder->ring[(recorder->count - held(recorder) + number) % recorder->capacity];
+}
+
 /* With the lock held. */
 static void find_message(const tddp_recorder *recorder, tddp_recorder_op_summary *out)
 {
-    size_t held =
-        recorder->count < recorder->capacity ? (size_t)recorder->count : recorder->capacity;
-    for (size_t i = 0; i < held; i++) {
-        uint64_t id = recorder->count - held + i + 1;
-        const tddp_record *entry = &recorder->ring[(id - 1) % recorder->capacity];
+    for (size_t i = 0; i < held(recorder) && !out->any; i++) {
+        const tddp_record *entry = nth(recorder, i);
         if (tddp_op_is_p2p(entry->kind) && entry->state == TDDP_RECORD_STARTED) {
-            out->any = true;
-            out->kind = entry->kind;
-            out->sequence = entry->sequence;
-            out->peer = entry->peer;
-            out->at_ns = entry->started_ns;
+            *out = (tddp_recorder_op_summary){.any = true,
+                                              .kind = entry->kind,
+                                              .sequence = entry->sequence,
+                                              .peer = entry->peer,
+                                              .at_ns = entry->started_ns};
             copy_text(out->text, sizeof out->text, entry->text);
-            return;
         }
     }
 }
@@ -362,16 +356,11 @@ tddp_status tddp_recorder_copy(tddp_recorder *recorder, tddp_record **out, size_
         return TDDP_OUT_OF_MEMORY;
     }
     pthread_mutex_lock(&recorder->mutex);
-    size_t capacity = recorder->capacity;
-    size_t held = recorder->count < capacity ? (size_t)recorder->count : capacity;
-    size_t first = held == 0 || held < capacity ? 0 : (size_t)(recorder->count % capacity);
-    size_t until_end = held - first;
-    if (held > 0) {
-        memcpy(copy, recorder->ring + first, until_end * sizeof *copy);
-        memcpy(copy + until_end, recorder->ring, first * sizeof *copy);
+    *count = held(recorder);
+    for (size_t i = 0; i < *count; i++) {
+        copy[i] = *nth(recorder, i);
     }
     pthread_mutex_unlock(&recorder->mutex);
     *out = copy;
-    *count = held;
     return TDDP_OK;
 }

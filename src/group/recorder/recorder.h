@@ -71,18 +71,15 @@ typedef struct tddp_recorder_position {
 /* The work has its number and is not visible to other threads yet. */
 void tddp_recorder_queued(tddp_group *group, tddp_work *work);
 
-/* The backend is about to be called for it. */
+/* The backend is about to be called for it, at once (then it was not queued) or later. */
 void tddp_recorder_started(tddp_group *group, tddp_work *work, int64_t now);
-
-/* Both at once. */
-void tddp_recorder_queued_and_started(tddp_group *group, tddp_work *work, int64_t now);
 
 /* Its outcome is known and not delivered yet. Called by tddp_group_record_outcome(). */
 void tddp_recorder_finished(tddp_group *group, tddp_work *work, tddp_status status,
                             const char *text);
 
 /* The group has failed on another rank. */
-void tddp_recorder_set_failure(tddp_recorder *recorder, tddp_status status, const char *text);
+void tddp_recorder_set_failure(tddp_recorder *recorder, const char *text);
 
 /* --- the rest of the room -------------------------------------------------------------------- */
 
@@ -114,9 +111,8 @@ struct tddp_recorder {
 
     pthread_mutex_t mutex; /* guards what follows; nothing else is locked while it is held */
     tddp_recorder_position position;
-    tddp_status failure; /* of the operation that failed last */
-    char failure_text[TDDP_RECORD_FAILURE_BYTES];
-    uint64_t count; /* of records so far; the last has this id */
+    char failure_text[TDDP_RECORD_FAILURE_BYTES]; /* of the operation that failed last */
+    uint64_t count;                               /* of records so far; the last has this id */
     size_t capacity;
     size_t next;       /* index of the next record */
     tddp_record *ring; /* record `id` is at (id - 1) % capacity */
@@ -124,8 +120,17 @@ struct tddp_recorder {
 
 void tddp_recorder_release(tddp_recorder *recorder);
 
-/* The registered recorders, each with a reference, the newest first; `*out` is to be freed. */
-TDDP_NODISCARD tddp_status tddp_recorder_all(tddp_recorder ***out, size_t *count);
+/* The first that is set of a setting's names in the environment, our own one and PyTorch's, and its
+ * value, which is not empty; NULL: none is. */
+enum { TDDP_RECORDER_NAMES = 3 };
+const char *tddp_recorder_setting(const char *const names[TDDP_RECORDER_NAMES], const char **value);
+
+/* The lowest rank from `from` on of which there are registered recorders; -1: there is none. */
+int tddp_recorder_next_rank(int from);
+
+/* The registered recorders of a rank, each with a reference, the oldest first; `*out` is to be
+ * freed. */
+TDDP_NODISCARD tddp_status tddp_recorder_all(int rank, tddp_recorder ***out, size_t *count);
 
 /* Copies the records, oldest first; `*out` is to be freed. */
 TDDP_NODISCARD tddp_status tddp_recorder_copy(tddp_recorder *recorder, tddp_record **out,

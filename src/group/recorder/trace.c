@@ -55,24 +55,18 @@ static void put_text_or_null(writer *self, const char *text)
     }
 }
 
-static void put_time(writer *self, const char *name, int64_t at_ns)
+static void put_number_if(writer *self, const char *name, bool any, int64_t number)
 {
-    put(self, "\"%s\": ", name);
-    if (at_ns) {
-        put(self, "%" PRId64 ", ", at_ns + self->epoch_ns);
+    if (any) {
+        put(self, "\"%s\": %" PRId64 ", ", name, number);
     } else {
-        put(self, "null, ");
+        put(self, "\"%s\": null, ", name);
     }
 }
 
-static void put_number_if(writer *self, const char *name, bool any, int64_t number)
+static void put_time(writer *self, const char *name, int64_t at_ns)
 {
-    put(self, "\"%s\": ", name);
-    if (any) {
-        put(self, "%" PRId64 ", ", number);
-    } else {
-        put(self, "null, ");
-    }
+    put_number_if(self, name, at_ns != 0, at_ns + self->epoch_ns);
 }
 
 /* --- entries --------------------------------------------------------------------------------- */
@@ -180,42 +174,30 @@ static void put_config(writer *self, const tddp_recorder *recorder, size_t pg)
     put(self, "]}");
 }
 
-typedef struct status_numbers {
-    int64_t enqueued;
-    int64_t started;
-    int64_t completed;
-} status_numbers;
-
-static status_numbers numbers_of(const tddp_record *records, size_t count)
-{
-    status_numbers numbers = {-1, -1, -1};
-    for (size_t i = 0; i < count; i++) {
-        if (!tddp_op_is_p2p(records[i].kind)) {
-            int64_t sequence = (int64_t)records[i].sequence;
-            numbers.enqueued = sequence;
-            numbers.started = records[i].started_ns ? sequence : numbers.started;
-            numbers.completed =
-                records[i].state == TDDP_RECORD_COMPLETED ? sequence : numbers.completed;
-        }
-    }
-    return numbers;
-}
-
 static void put_status(writer *self, tddp_recorder *recorder, size_t pg, const tddp_record *records,
                        size_t count)
 {
     char failure[TDDP_RECORD_FAILURE_BYTES];
+    int64_t enqueued = -1;
+    int64_t started = -1;
+    int64_t completed = -1;
+    for (size_t i = 0; i < count; i++) {
+        if (!tddp_op_is_p2p(records[i].kind)) {
+            enqueued = (int64_t)records[i].sequence;
+            started = records[i].started_ns ? enqueued : started;
+            completed = records[i].state == TDDP_RECORD_COMPLETED ? enqueued : completed;
+        }
+    }
     pthread_mutex_lock(&recorder->mutex);
     memcpy(failure, recorder->failure_text, sizeof failure);
     size_t messages = recorder->position.messages;
     pthread_mutex_unlock(&recorder->mutex);
-    status_numbers numbers = numbers_of(records, count);
     put(self,
         "%s\"%zu\": {\"last_enqueued_collective\": %" PRId64
         ", \"last_started_collective\": %" PRId64 ", \"last_completed_collective\": %" PRId64
         ", \"dropped\": %" PRIu64 ", \"messages\": %zu, \"failure\": ",
-        pg ? ",\n  " : "\n  ", pg, numbers.enqueued, numbers.started, numbers.completed,
-        count ? records[0].id - 1 : 0, messages);
+        pg ? ",\n  " : "\n  ", pg, enqueued, started, completed, count ? records[0].id - 1 : 0,
+        messages);
     put_text_or_null(self, failure);
     put(self, "}");
 }

@@ -73,17 +73,15 @@ static bool find_cause(tddp_status status, const char *text, bool deadline_over,
     if (log_lines.size > 0) {
         memcpy(log, log_lines.data, log_lines.size);
     }
+    const tddp_failure failure = {.op = op, .described = "mine", .status = status, .text = text};
     const tddp_failure_evidence evidence = {
         .peers = table,
-        .op = status ? &op : NULL,
-        .described = status ? "mine" : NULL,
-        .status = status,
-        .text = text,
+        .failure = status ? &failure : NULL,
         .observed = &observed,
         .store_lost = store_lost,
         .deadline_over = deadline_over,
     };
-    bool found = tddp_root_cause_find(evidence, store_lost ? NULL : log, cause);
+    bool found = tddp_root_cause_find(&evidence, store_lost ? NULL : log, cause);
     tddp_peers_release(table);
     free(log);
     return found;
@@ -377,11 +375,14 @@ TEST(malformed_lines_are_skipped)
         "",
         "x",
         "1\t2",
-        "1\t99\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t\t\t",
-        "9\t1\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t\t\t",
-        "1\t1\t0\t1\t77\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t\t\t",
-        "1\t1\t0\ta\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t\t\t",
-        "1\t1\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t0\t\t\t\t",
+        "1\t99\t0\t0\t0\t0\t0\tin\t\t",
+        "1\t-1\t0\t0\t0\t0\t0\tin\t\t",
+        "9\t1\t0\t0\t0\t0\t0\tin\t\t",
+        "0\t1\t0\t0\t0\t0\t0\tin\t\t",
+        "1\t1\t0\ta\t0\t0\t0\tin\t\t",
+        "1\t1\t0\t0\t0\t0\t0\tin\t",
+        "1\t1\t0\t0\t0\t0\t0",
+        "1\t1\t0\t0\t0\t0\t0\tin\t\t\t",
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         CHECK_OK(tddp_bytes_append(&log_lines, bad[i], strlen(bad[i])));
@@ -394,7 +395,7 @@ TEST(malformed_lines_are_skipped)
     CHECK_INT(reports[1].kind, TDDP_REPORT_NONE);
     CHECK_INT(reports[2].kind, TDDP_REPORT_NONE);
     CHECK_INT(reports[3].kind, TDDP_REPORT_POSITION);
-    CHECK_INT(reports[3].current.sequence, 7);
+    CHECK_INT(reports[3].current, 7);
     tddp_bytes_free(&log_lines);
 }
 
