@@ -5,7 +5,7 @@
  * A waiter without a cancel token sleeps on the condition variable; one with a token polls that and
  * an eventfd, which the first such waiter opens. The last one closes it, unless the caller polls it
  * too: programs keep thousands of handles. A waiter may execute queued operations of the group
- * (executor.c).
+ * (progress.c).
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -223,10 +223,8 @@ tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait)
     if (atomic_load(&work->done)) {
         return outcome(work);
     }
-    atomic_fetch_add(&work->waiters, 1);
     tddp_status status =
         cancel ? wait_cancelable(work, &self, cancel) : wait_on_condition(work, &self);
-    atomic_fetch_sub(&work->waiters, 1);
     return status ? status : outcome(work);
 }
 
