@@ -153,6 +153,7 @@ tddp_status tddp_backend_open(const tddp_backend_v1 *requested, const tddp_backe
     if (status == TDDP_OK) {
         out->backend = chosen;
         out->context = context;
+        status = tddp_adapter_wrap(opts, out);
     }
     return status;
 }

@@ -55,6 +55,16 @@ static bool name_is_valid(const char *name)
     return length > 0;
 }
 
+/* Whether it runs operations on the host, beside those on devices. */
+static bool runs_on_host(const tddp_backend_v1 *backend)
+{
+    bool runs = backend->post && !(backend->launches >> TDDP_OP_SEND & 1u);
+    for (uint32_t kind = 0; kind < backend->op_count; kind++) {
+        runs = runs || backend->run[kind];
+    }
+    return runs;
+}
+
 /* `origin` is where the table comes from, for the text. */
 static tddp_status check_table(const tddp_backend_v1 *backend, const char *origin)
 {
@@ -74,6 +84,12 @@ static tddp_status check_table(const tddp_backend_v1 *backend, const char *origi
             "-, create, abort, destroy, post and finish or neither, check with copied_types, "
             "and op_count slots within its size",
             origin);
+    }
+    if (backend->launches && !backend->events && runs_on_host(backend)) {
+        return tddp_fail(TDDP_INVALID_ARGUMENT,
+                         "%s: operations on devices and on the host: expected events for the "
+                         "latter",
+                         origin);
     }
     return TDDP_OK;
 }

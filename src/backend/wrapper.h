@@ -25,4 +25,8 @@ void tddp_inner_abort(const tddp_inner *self);
 void tddp_inner_report_failure(const tddp_inner *self, tddp_status status, const char *text);
 TDDP_NODISCARD tddp_status tddp_inner_decline(const tddp_inner *self, const tddp_wait *wait);
 
+/* adapter.c: has an open backend without events() served by a table with them, unless it is one for
+ * devices. Closes it on failure. */
+TDDP_NODISCARD tddp_status tddp_adapter_wrap(const tddp_backend_opts *opts, tddp_inner *inner);
+
 #endif

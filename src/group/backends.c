@@ -89,20 +89,18 @@ static tddp_status set_attributes(tddp_group *group, bool alone)
     const tddp_backend_v1 *cpu = tddp_group_backend_on(group, TDDP_CPU)->backend;
     const tddp_backend_v1 *cuda = tddp_group_backend_on(group, TDDP_CUDA)->backend;
     group->launches = (cpu->launches | cuda->launches) != 0;
-    /* What is launched on a device isn't run. */
-    group->resumes = (cpu->traits & TDDP_BACKEND_RESUMES) != 0 &&
-                     (cuda->launches || (cuda->traits & TDDP_BACKEND_RESUMES) != 0);
     group->carrier =
         alone ? tddp_copy_string(cpu->name) : tddp_format("cpu:%s,cuda:%s", cpu->name, cuda->name);
     return group->carrier ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
 
-/* Of the backend itself, not of what copies for it. */
+/* Of the backend itself, not of what copies for it; NULL: it is not split. */
 static void *context_of(const tddp_group *parent, int type)
 {
     const tddp_device_backend *own = &parent->backends[type];
-    return own->copies ? parent->backends[TDDP_DEVICE_TYPES - 1 - type].inner.context
-                       : own->inner.context;
+    const tddp_device_backend *of =
+        own->copies ? &parent->backends[TDDP_DEVICE_TYPES - 1 - type] : own;
+    return of->table.decline ? of->inner.context : NULL;
 }
 
 tddp_status tddp_group_backends_open(tddp_group *group, const tddp_group *parent,

@@ -6,7 +6,7 @@
  *
  * A group is made with the engine of its parent. If its backend has other events, because it could
  * not share the parent's memory, it has an engine of its own. A group of one rank waits for no
- * other rank, at most for its device: its events do not matter.
+ * other rank, at most for its device: events on its memory do not matter.
  *
  * The watchdog is the process's engine for devices: it tests what its groups have launched
  * (device.c), and sleeps a little longer each time that nothing has changed, since a device wakes
@@ -121,16 +121,6 @@ bool tddp_engine_on_thread(const tddp_engine *engine)
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-unsigned tddp_engine_poll(tddp_group *group)
-{
-    return tddp_group_poll_queue(group) | tddp_group_p2p_poll_all(group);
-}
-
-void tddp_engine_await(tddp_eventcount *events, uint32_t seen)
-{
-    tddp_eventcount_wait(events, seen, SPIN_NS, tddp_engine_look_ns);
-}
-
 /* Where a group has the next one of this engine. */
 static tddp_group **next_of(const tddp_engine *engine, tddp_group *group)
 {
@@ -144,7 +134,7 @@ static unsigned poll_groups(tddp_engine *engine)
     for (tddp_group *group = engine->groups; group; group = *next_of(engine, group)) {
         engine->polled = group;
         pthread_mutex_unlock(&engine->mutex);
-        found |= engine->watchdog ? tddp_group_device_test(group) : tddp_engine_poll(group);
+        found |= engine->watchdog ? tddp_group_device_test(group) : tddp_group_poll(group);
         pthread_mutex_lock(&engine->mutex);
         engine->polled = NULL;
         if (engine->removers > 0) {
@@ -203,7 +193,7 @@ static void *engine_body(void *data)
         tddp_eventcount *events = engine->events;
         if (events && (found & TDDP_GROUP_WAITING)) {
             pthread_mutex_unlock(&engine->mutex);
-            tddp_engine_await(events, seen);
+            tddp_eventcount_wait(events, seen, SPIN_NS, tddp_engine_look_ns);
             pthread_mutex_lock(&engine->mutex);
             continue;
         }
@@ -219,20 +209,6 @@ static void *engine_body(void *data)
     return NULL;
 }
 
-tddp_status tddp_engine_start(tddp_engine *engine)
-{
-    tddp_status status = TDDP_OK;
-    pthread_mutex_lock(&engine->mutex);
-    if (!engine->has_thread && engine->groups) {
-        status =
-            tddp_thread_start(&engine->thread, engine->watchdog ? "tddp-watchdog" : "tddp-progress",
-                              engine_body, engine);
-        engine->has_thread = status == TDDP_OK;
-    }
-    pthread_mutex_unlock(&engine->mutex);
-    return status;
-}
-
 /* With the lock held. */
 static void wake(tddp_engine *engine)
 {
@@ -244,14 +220,29 @@ static void wake(tddp_engine *engine)
     }
 }
 
-void tddp_engine_wake(tddp_engine *engine)
+tddp_status tddp_engine_start(tddp_engine *engine)
 {
+    tddp_status status = TDDP_OK;
     pthread_mutex_lock(&engine->mutex);
+    if (!engine->has_thread && engine->groups) {
+        status =
+            tddp_thread_start(&engine->thread, engine->watchdog ? "tddp-watchdog" : "tddp-progress",
+                              engine_body, engine);
+        engine->has_thread = status == TDDP_OK;
+    }
     wake(engine);
     pthread_mutex_unlock(&engine->mutex);
+    return status;
 }
 
 /* --- groups ---------------------------------------------------------------------------------- */
+
+/* Whether the group's events are those of memory that no other rank has. */
+static bool waits_for_none(const tddp_engine *engine, const tddp_group *group,
+                           const tddp_eventcount *events)
+{
+    return group->world_size == 1 && events != &engine->own;
+}
 
 /* False: its groups have other events. */
 static bool add(tddp_engine *engine, tddp_group *group, tddp_eventcount *events)
@@ -260,7 +251,7 @@ static bool add(tddp_engine *engine, tddp_group *group, tddp_eventcount *events)
     while (engine->ending) {
         pthread_cond_wait(&engine->released, &engine->mutex);
     }
-    const bool alone = group->world_size == 1 || engine->watchdog;
+    const bool alone = engine->watchdog || waits_for_none(engine, group, events);
     const bool same = alone || !engine->events || engine->events == events;
     if (same) {
         engine->events = alone ? engine->events : events;
@@ -303,7 +294,7 @@ static void unlink_group(tddp_engine *engine, tddp_group *group)
 static bool keeps_events(const tddp_engine *engine)
 {
     const tddp_group *group = engine->groups;
-    while (group && group->world_size == 1) {
+    while (group && waits_for_none(engine, group, engine->events)) {
         group = group->next_polled;
     }
     return group != NULL;
@@ -419,7 +410,9 @@ tddp_status tddp_watchdog_start(void)
 
 void tddp_watchdog_wake(void)
 {
-    tddp_engine_wake(&watchdog);
+    pthread_mutex_lock(&watchdog.mutex);
+    wake(&watchdog);
+    pthread_mutex_unlock(&watchdog.mutex);
 }
 
 bool tddp_watchdog_on_thread(void)

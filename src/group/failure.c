@@ -173,13 +173,6 @@ tddp_status tddp_group_record_outcome(tddp_group *group, tddp_work *work, tddp_s
     return status;
 }
 
-void tddp_group_complete(tddp_group *group, tddp_work *work, tddp_status status)
-{
-    status = tddp_group_record_outcome(group, work, status);
-    atomic_store(&group->completing, true);
-    tddp_group_work_finish(work, status, status ? tddp_error_message() : NULL);
-}
-
 void tddp_group_complete_in_flight(tddp_group *group, tddp_work *work, tddp_status status)
 {
     status = tddp_group_record_outcome(group, work, status);

@@ -54,7 +54,7 @@ static tddp_status init_locks(tddp_group *group)
     tddp_status status = tddp_cond_init(&group->idle);
     if (status == TDDP_OK) {
         pthread_mutex_init(&group->mutex, NULL);
-        tddp_group_p2p_init(&group->p2p);
+        pthread_mutex_init(&group->p2p.order, NULL);
         pthread_mutex_init(&group->device.mutex, NULL);
     }
     return status;
@@ -101,7 +101,7 @@ static void free_group(tddp_group *group)
     if (group->pid == tddp_process_id()) {
         pthread_cond_destroy(&group->idle);
         pthread_mutex_destroy(&group->mutex);
-        tddp_group_p2p_destroy(&group->p2p);
+        pthread_mutex_destroy(&group->p2p.order);
         pthread_mutex_destroy(&group->device.mutex);
     }
     free(group->failure_text);

@@ -9,14 +9,13 @@
  *   arguments.c     what the arguments of each kind are, and an operation made of them
  *   coalesce.c      one all_reduce of several buffers
  *   p2p.c           sends and receives, beside the queue, and batches of them
- *   p2p_poll.c      those of polled groups, which need no thread each
  *   checks.c        argument checks
  *   prepare.c       makes a work, with its operation's parts: one buffer for each rank
  *   describe.c      the caller's description of an operation
- *   progress.c      the queue
- *   executor.c      which thread executes queued operations
+ *   submit.c        executes operations within their calls, or queues them
+ *   progress.c      what is unfinished: who tries it, and completes it
  *   backends.c      the group's backends, by kind of memory
- *   hold.c          calls that use them, for which the group's end waits
+ *   hold.c          calls and operations that use them, for which the group's end waits
  *   engine.c        the threads that poll many groups: what their callers leave unfinished, and
  *                   what they have launched on devices
  *   device.c        operations that a device executes: launched by their callers
@@ -46,11 +45,17 @@
 #include "group/failure_detector/observed.h"
 #include "group/peers.h"
 
+/* Which thread tries to get a work on. */
+typedef enum tddp_trier {
+    TDDP_TRIER_NONE,
+    TDDP_TRIER_ENGINE, /* without waiting */
+    TDDP_TRIER_CALLER,
+} tddp_trier;
+
 struct tddp_work {
     atomic_int references;
     pid_t pid;              /* of the process that made it */
     atomic_bool done;       /* set last, with the lock held */
-    atomic_int waiters;     /* threads that wait for it */
     tddp_group *group;      /* whose queue a waiter may execute, while it is not done; or NULL */
     _Atomic int64_t expiry; /* the operation's deadline; 0 before it is started */
     tddp_op op;
@@ -64,19 +69,17 @@ struct tddp_work {
     char *description;                  /* the caller's; NULL: none */
     int source;                         /* of a recv that succeeded */
     void *_Atomic user;                 /* the caller's */
+    tddp_eventcount waiters;            /* counts its end */
     pthread_mutex_t mutex;              /* guards what follows */
-    pthread_cond_t cond;
-    int event_fd;      /* readable once done; -1 while it is not needed */
-    int event_waiters; /* waiters with a cancel token, which poll it */
-    bool event_kept;   /* the caller polls it */
+    int event_fd; /* readable once done; -1: the caller has not asked for it */
     tddp_status status;
     char *text; /* the error text; NULL: none, or no memory for it */
     bool has_callback;
     void (*callback)(void *data);
     void *callback_data;
-    struct tddp_work *next;     /* in the group's queue, or a list of p2p_poll.c or device.c */
-    tddp_blocking_call call;    /* p2p.c: of the thread that finishes it */
-    bool polling;               /* p2p_poll.c: a thread calls finish() */
+    struct tddp_work *next;     /* in a list of the group's */
+    bool listed;                /* progress.c: it is a message, and in the group's list */
+    tddp_trier trier;           /* progress.c */
     struct tddp_record *record; /* recorder.c: its entry, or NULL */
     uint64_t record_id;         /* recorder.c: the entry's id */
     bool started;               /* the backend was called for it */
@@ -86,23 +89,19 @@ struct tddp_work {
     int64_t started_ns;
 };
 
+/* Works in their order. */
+typedef struct tddp_work_list {
+    tddp_work *head;
+    tddp_work *tail;
+} tddp_work_list;
+
 struct tddp_engine;
 
 /* p2p.c: sends and receives. */
 typedef struct tddp_group_p2p {
     pthread_mutex_t order; /* held to number and post a message */
     uint64_t sequence;     /* of this rank's sends and receives */
-    pthread_mutex_t mutex; /* guards what follows */
-    tddp_work *polled;     /* p2p_poll.c: left to the engine */
-    tddp_work *polled_last;
 } tddp_group_p2p;
-
-/* Whether a thread is lent to the queue (progress.c). */
-typedef enum tddp_group_executor {
-    TDDP_GROUP_NO_EXECUTOR,
-    TDDP_GROUP_EXECUTOR_RESERVED, /* something is queued, and callers execute it so far */
-    TDDP_GROUP_EXECUTOR_RUNS,     /* until the queue is empty */
-} tddp_group_executor;
 
 /* device.c: works that are being launched, or are on a device's queue. */
 typedef struct tddp_group_device {
@@ -150,8 +149,7 @@ struct tddp_group {
     char *carrier;      /* of what executes operations; may be the same */
     const tddp_backend_v1 *requested[TDDP_DEVICE_TYPES];
     tddp_device_backend backends[TDDP_DEVICE_TYPES]; /* backends.c */
-    bool resumes;                     /* whether waiting threads execute operations */
-    bool launches;                    /* a backend launches operations on a device */
+    bool launches;                                   /* a backend launches operations on a device */
     struct tddp_shm_fabric *fabric;   /* the parent's; NULL once this group has been shut down */
     struct tddp_on_demand *on_demand; /* connections that its backend makes later */
     struct tddp_engine *engine;       /* the parent's, or its own */
@@ -171,17 +169,15 @@ struct tddp_group {
 
     pthread_mutex_t mutex; /* guards what follows; never held while anything may take a while */
     pthread_cond_t idle;   /* nothing is queued, the queue is free, or the state changed */
-    tddp_group_executor executor;
-    tddp_blocking_call execute;     /* of its thread */
     _Atomic tddp_group_state state; /* hold.c reads it without the lock */
-    tddp_work *head;
-    tddp_work *tail;
-    tddp_work *failed;      /* messages of a polled group that have failed */
-    bool running;           /* a thread has acquired the queue, and executes its first operation */
-    bool polling;           /* the engine has, and does not wait */
-    size_t poll_waiters;    /* threads that wait for its end */
-    atomic_bool completing; /* that operation has an outcome, which is being delivered */
-    size_t in_flight;       /* sends and receives under way, and operations on a device */
+    tddp_work_list queue;           /* collectives, without the one that its caller executes */
+    tddp_work_list messages;
+    tddp_work_list failed;   /* works of both, and on a device, to be completed */
+    bool failing;            /* a lent thread completes them */
+    tddp_blocking_call fail; /* of that thread */
+    bool running;            /* a collective is being tried, or completed */
+    size_t poll_waiters;     /* threads that wait until the engine has tried a work */
+    size_t in_flight;        /* operations under way, and calls that may wait for other ranks */
     atomic_size_t in_flight_completing; /* those of them with an outcome, being delivered */
     uint64_t sequence;
     tddp_status failure; /* of the first operation that failed; TDDP_OK: none */
@@ -256,20 +252,6 @@ void tddp_group_span_queued(tddp_work *work);
 void tddp_group_span_started(tddp_work *work);
 void tddp_group_span_ended(const tddp_group *group, const tddp_work *work, tddp_status status);
 
-/* p2p.c. stop() waits for everything under way, on devices too; abort the backend first for it to
- * be soon. */
-void tddp_group_p2p_init(tddp_group_p2p *p2p);
-void tddp_group_p2p_stop(tddp_group *group);
-
-/* Calls the backend's finish() for a posted work. */
-TDDP_NODISCARD tddp_status tddp_group_p2p_finish(tddp_group *group, tddp_work *work);
-
-/* p2p_poll.c: whether such operations need no thread each. */
-bool tddp_group_p2p_polls(const tddp_group *group, const tddp_op *op);
-
-/* Finishes a posted work here, within the time that `args` allow, or leaves it to the engine. */
-void tddp_group_p2p_poll(tddp_group *group, tddp_work *work, const tddp_op_args *args);
-
 /* Between looks at a cancel token, which signals no condition. */
 enum { TDDP_GROUP_TOKEN_CHECK_MS = 20 };
 
@@ -278,25 +260,6 @@ enum {
     TDDP_GROUP_WAITING = 1,   /* something goes on with an event */
     TDDP_GROUP_PROGRESSED = 2 /* something has ended, and more may follow */
 };
-
-/* Tries what is left to the engine, on its thread. */
-unsigned tddp_group_p2p_poll_all(tddp_group *group);
-
-/* For a thread that waits for the work: finishes it, unless another one is about to, or the token
- * is triggered. */
-void tddp_group_p2p_make_progress(tddp_work *work, tddp_cancel *cancel);
-
-/* Once the engine has left the group: finishes what is left, on this thread. */
-void tddp_group_p2p_poll_drain(tddp_group *group);
-
-/* Completes a work in flight on a thread that serves many groups: if it has failed, a thread lent
- * to the queue does, if there can be one. */
-void tddp_group_complete_polled(tddp_group *group, tddp_work *work);
-
-/* Completes the first of `failed`; false if there is none. With the group's lock held, which is
- * released meanwhile. */
-bool tddp_group_p2p_complete_failed(tddp_group *group);
-void tddp_group_p2p_destroy(tddp_group_p2p *p2p);
 
 /* The backend for one kind of memory; for one that no backend knows, any: it takes none. */
 static inline const tddp_inner *tddp_group_backend_on(const tddp_group *group,
@@ -337,15 +300,46 @@ TDDP_NODISCARD tddp_status tddp_group_launch_one(tddp_group *group, tddp_work *w
  * down. */
 unsigned tddp_group_device_test(tddp_group *group);
 
-/* progress.c */
+/* --- progress.c. With the group's lock held, which is released meanwhile, unless said otherwise.
+ */
 
-/* Has a thread for the queue and for what has failed, unless there is one: it begins by the next
- * tddp_group_wake_progress(). With the lock held. */
-TDDP_NODISCARD tddp_status tddp_group_reserve_executor(tddp_group *group);
+void tddp_work_list_append(tddp_work_list *list, tddp_work *work);
+void tddp_work_list_prepend(tddp_work_list *list, tddp_work *work);
+void tddp_work_list_remove(tddp_work_list *list, const tddp_work *work);
 
-/* Has the thread that executes the queue do so if it has something to do now, or gives it back if
- * nothing is left. With the lock held. */
-void tddp_group_wake_progress(tddp_group *group);
+/* Stores a failure, for the thread that completes the work. Without the lock. */
+void tddp_group_keep_failure(tddp_work *work, tddp_status status);
+TDDP_NODISCARD tddp_status tddp_group_kept_failure(const tddp_work *work);
+
+/* Executes an operation until the token (may be NULL) is triggered: then false. A failure is
+ * stored. Without the lock, by the only thread that may. */
+bool tddp_group_execute(tddp_group *group, tddp_work *work, tddp_cancel *cancel, int awaited);
+
+/* Completes a work in flight that is in no list; one that has failed on a lent thread, if there can
+ * be one. complete_polled() takes the lock. */
+void tddp_group_complete_ended(tddp_group *group, tddp_work *work);
+void tddp_group_complete_polled(tddp_group *group, tddp_work *work);
+
+/* Completes the first work that has failed; false if there is none. */
+bool tddp_group_complete_failed(tddp_group *group);
+
+/* One operation in flight less; `queued`: it is no message, and not on a device. */
+void tddp_group_ended(tddp_group *group, bool queued);
+
+/* Has the engine try what is in the lists. */
+void tddp_group_wake_engine(tddp_group *group);
+
+/* Adds a message that was posted, and `tries` it until the token is triggered. Without the lock. */
+void tddp_group_add_message(tddp_group *group, tddp_work *work, tddp_cancel *cancel, bool tries,
+                            int awaited);
+
+/* For a thread that waits for the work: tries it, and what is ahead of it, until the token (may be
+ * NULL) is triggered, unless another thread does. Without the lock. */
+void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel);
+
+/* Tries all works of the lists without waiting. Without the lock, on the engine's thread, or in a
+ * shutdown. */
+unsigned tddp_group_poll(tddp_group *group);
 
 /* engine.c */
 typedef struct tddp_engine tddp_engine;
@@ -367,15 +361,7 @@ void tddp_engine_remove(tddp_group *group);
 
 /* Makes sure that there is a thread, and that it looks again. Also with a group's lock held. */
 TDDP_NODISCARD tddp_status tddp_engine_start(tddp_engine *engine);
-void tddp_engine_wake(tddp_engine *engine);
 bool tddp_engine_on_thread(const tddp_engine *engine);
-
-/* Tries what is left of one group; on the engine's thread. */
-unsigned tddp_engine_poll(tddp_group *group);
-
-/* Sleeps until something happens after `seen` was read, or deadlines and lost ranks are to be
- * looked at. */
-void tddp_engine_await(tddp_eventcount *events, uint32_t seen);
 
 /* The watchdog, for groups whose backend launches: nothing is tested on its thread after remove().
  */
@@ -385,44 +371,10 @@ TDDP_NODISCARD tddp_status tddp_watchdog_start(void);
 void tddp_watchdog_wake(void);
 bool tddp_watchdog_on_thread(void);
 
-/* TDDP_OK, or why a queued operation must not be executed. With the lock held. */
-TDDP_NODISCARD tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op);
-
-/* executor.c: stores a failure, for one of the group's threads to complete the work with. */
-void tddp_group_keep_failure(tddp_work *work, tddp_status status);
-TDDP_NODISCARD tddp_status tddp_group_kept_failure(const tddp_work *work);
-
-/* Executes the first operation of the queue, which is not empty, on a lent thread. With the
- * lock held, which is released meanwhile. */
-void tddp_group_execute_next(tddp_group *group);
-
-/* Whether the engine executes queued operations. */
-bool tddp_group_queue_is_polled(const tddp_group *group);
-
-/* Has something execute what a caller has left in the queue. With the lock held, which may be
- * released meanwhile. */
-void tddp_group_provide_executor(tddp_group *group);
-
-/* Tries the first operation of the queue, on the engine's thread. */
-unsigned tddp_group_poll_queue(tddp_group *group);
-
-/* Of an operation that is executed within a call with a limit: the longest limit, the most memory.
- */
-enum { TDDP_GROUP_INLINE_US = 1000 * 1000, TDDP_GROUP_INLINE_BYTES = 4 << 20 };
-
-/* The memory that an operation of one buffer moves. */
-size_t tddp_group_op_bytes(const tddp_op *op);
-
-/* Executes an operation on the calling thread, from its stack, as long as its options allow, and
- * makes it a work, the queue's first, if it is unfinished or has failed then. Without `out` until
- * it is done, with its outcome as the status. False: nothing was done, since its options, its kind
- * or others that are ahead of it don't allow that. */
-bool tddp_group_try_here(tddp_group *group, tddp_work *here, const tddp_op_args *args,
-                         tddp_work **out, tddp_status *status);
-
-/* Executes queued operations up to this work on the calling thread, which waits for it, unless
- * another thread does so, until the token (may be NULL) is triggered. */
-void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel);
+/* submit.c: whether the caller of an operation tries it within the call, and until which token,
+ * maybe `until`; NULL: to the end. */
+bool tddp_group_limit_of(const tddp_op *op, const tddp_op_args *args, tddp_cancel *until,
+                         tddp_cancel **cancel);
 
 /* Executes an operation here, launches it on its device, or numbers and queues it; and waits for it
  * if `out` is NULL. Reads only the options of the arguments. `*out` is NULL if it is done. */
@@ -466,9 +418,7 @@ bool tddp_group_breaks(tddp_status status);
  * the other ranks. Without the lock. */
 tddp_status tddp_group_record_outcome(tddp_group *group, tddp_work *work, tddp_status status);
 
-/* Records the outcome as above and completes the work: the one that the thread which has acquired
- * the queue executes, or one that is counted as in flight. */
-void tddp_group_complete(tddp_group *group, tddp_work *work, tddp_status status);
+/* Records the outcome as above and completes a work that is counted as in flight. */
 void tddp_group_complete_in_flight(tddp_group *group, tddp_work *work, tddp_status status);
 
 /* Whether the caller is one of this group's threads, or runs a callback of its works. */

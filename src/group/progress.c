@@ -1,276 +1,376 @@
 /*
- * A group's queue of operations on the host. Any thread queues operations; executor.c decides which
- * thread executes them, failure.c handles failures. What no caller and no engine executes, and what
- * has failed, is left to a thread that is lent to the queue until that is empty
- * (backend/blocking.h).
+ * What a group has unfinished on the host: its queue of collectives, of which the first one is
+ * tried, and its messages, which are all tried. A thread that waits for one of them tries it, until
+ * its token is triggered; the engine's tries all, as far as that goes at once (engine.c); and in
+ * the end the one that shuts the group down. A waiting thread saves two thread switches, which take
+ * longer than small operations do.
  *
- * Invariants: `sequence` grows with each operation that is queued, in the order of the queue, by
- * the steps that it has (coalesce.c), so that equal calls have equal numbers on all ranks. Once
- * something is queued that no engine executes, a thread is reserved for it or runs (`executor`).
- * The lock is never held while a callback runs, or the backend does what may take a while: with it
- * held, only resumes() is called.
+ * Invariants: one thread at a time tries a work (`trier`), and one collective at a time is begun
+ * and has no outcome (`running`): the first of the queue, or one that its caller executes
+ * (submit.c). Whoever leaves one unfinished wakes the engine. Failures, which may take a while to
+ * complete, are completed by a thread lent for that. The lock is never held while a callback runs
+ * or the backend is called. The group stays as long as a work is in flight, or the lock is held.
+ * Locks are taken in the order work, group, engine.
  */
-#include <stdlib.h>
+#include <tddp/cuda.h>
 
-#include "group/checks.h"
 #include "group/recorder/recorder.h"
 
-enum { POLL_HERE_MS = 1 };
+/* The group whose thread this is, or whose callbacks it runs; NULL on all other threads. */
+static _Thread_local const tddp_group *current_group;
 
-tddp_status tddp_group_check_runnable(tddp_group *group, const tddp_op *op)
+bool tddp_group_on_progress_thread(const tddp_group *group)
 {
-    if (group->failure) {
-        return tddp_group_fail_unstarted(group, tddp_op_name(op->kind));
-    }
-    return group->state >= TDDP_GROUP_ENDING ? tddp_group_fail_destroyed(group) : TDDP_OK;
+    return current_group == group;
 }
 
-/* Executes what is queued, and completes what has failed, until nothing is left, not even what a
- * caller executes, which may put it back. With the lock held, which is released meanwhile. */
-static void run_queue(tddp_group *group)
+const tddp_group *tddp_group_set_current(const tddp_group *group)
 {
-    while (group->failed || group->head || group->running) {
-        if (tddp_group_p2p_complete_failed(group)) {
-            continue;
-        }
-        if (group->running) {
-            pthread_cond_wait(&group->idle, &group->mutex);
-        } else {
-            tddp_group_execute_next(group);
-        }
+    const tddp_group *before = current_group;
+    current_group = group;
+    return before;
+}
+
+void tddp_group_enter_thread(const tddp_group *group)
+{
+    current_group = group;
+    tddp_cuda_keep_device();
+}
+
+/* --- lists of works -------------------------------------------------------------------------- */
+
+void tddp_work_list_append(tddp_work_list *list, tddp_work *work)
+{
+    work->next = NULL;
+    *(list->tail ? &list->tail->next : &list->head) = work;
+    list->tail = work;
+}
+
+void tddp_work_list_prepend(tddp_work_list *list, tddp_work *work)
+{
+    work->next = list->head;
+    list->head = work;
+    list->tail = list->tail ? list->tail : work;
+}
+
+void tddp_work_list_remove(tddp_work_list *list, const tddp_work *work)
+{
+    tddp_work *before = NULL;
+    tddp_work **at = &list->head;
+    while (*at != work) {
+        before = *at;
+        at = &before->next;
     }
+    *at = work->next;
+    list->tail = list->tail == work ? before : list->tail;
+}
+
+/* --- outcomes -------------------------------------------------------------------------------- */
+
+/* Whether it is one of the queue, or a message. */
+static bool is_queued(const tddp_work *work)
+{
+    return !tddp_op_is_p2p(work->op.kind) && !work->on_device;
+}
+
+void tddp_group_keep_failure(tddp_work *work, tddp_status status)
+{
+    work->pending_status = status;
+    work->pending_text = tddp_copy_string(tddp_error_message());
+}
+
+tddp_status tddp_group_kept_failure(const tddp_work *work)
+{
+    return tddp_fail(work->pending_status, "%s",
+                     work->pending_text ? work->pending_text
+                                        : tddp_status_text(work->pending_status));
+}
+
+static bool is_runnable(const tddp_group *group)
+{
+    return !group->failure && group->state < TDDP_GROUP_ENDING;
+}
+
+/* Of an operation that was not started. With the lock held, which is released meanwhile. */
+static void refuse(tddp_group *group, tddp_work *work)
+{
+    tddp_status status = group->failure
+                             ? tddp_group_fail_unstarted(group, tddp_op_name(work->op.kind))
+                             : tddp_group_fail_destroyed(group);
+    pthread_mutex_unlock(&group->mutex);
+    tddp_recorder_finished(group, work, status, tddp_error_message());
+    atomic_fetch_add(&group->in_flight_completing, 1);
+    tddp_group_work_finish(work, status, tddp_error_message());
+    pthread_mutex_lock(&group->mutex);
+}
+
+/* Delivers the outcome of a work that is in no list, and drops the list's reference. With the lock
+ * held, which is released meanwhile. */
+static void complete(tddp_group *group, tddp_work *work)
+{
+    const bool queued = is_queued(work);
+    const tddp_group *before = tddp_group_set_current(group);
+    if (queued && !work->started) {
+        refuse(group, work);
+    } else {
+        pthread_mutex_unlock(&group->mutex);
+        tddp_group_complete_in_flight(
+            group, work, work->pending_status ? tddp_group_kept_failure(work) : TDDP_OK);
+        pthread_mutex_lock(&group->mutex);
+    }
+    (void)tddp_group_set_current(before);
+    tddp_work_release(work);
+    atomic_fetch_sub(&group->in_flight_completing, 1);
+    tddp_group_ended(group, queued);
+}
+
+void tddp_group_ended(tddp_group *group, bool queued)
+{
+    group->in_flight--;
+    group->running = group->running && !queued;
+    pthread_cond_broadcast(&group->idle);
+}
+
+bool tddp_group_complete_failed(tddp_group *group)
+{
+    tddp_work *work = group->failed.head;
+    if (work) {
+        tddp_work_list_remove(&group->failed, work);
+        complete(group, work);
+    }
+    return work != NULL;
 }
 
 /* On a lent thread. */
-static void execute(void *data, void *nothing)
+static void complete_all_failed(void *data, void *nothing)
 {
     tddp_group *group = data;
     (void)nothing;
-    tddp_group_enter_thread(group);
+    tddp_cuda_keep_device();
     pthread_mutex_lock(&group->mutex);
-    run_queue(group);
-    tddp_group_enter_thread(NULL);
-    group->executor = TDDP_GROUP_NO_EXECUTOR;
+    while (tddp_group_complete_failed(group)) {
+        tddp_group_wake_engine(group); /* the queue goes on */
+    }
+    group->failing = false;
     pthread_cond_broadcast(&group->idle);
     pthread_mutex_unlock(&group->mutex);
 }
 
-tddp_status tddp_group_reserve_executor(tddp_group *group)
+void tddp_group_complete_ended(tddp_group *group, tddp_work *work)
 {
+    if (!work->pending_status && !(is_queued(work) && !work->started)) {
+        complete(group, work);
+        return;
+    }
+    tddp_work_list_append(&group->failed, work);
+    if (group->failing || group->state >= TDDP_GROUP_ENDING) {
+        pthread_cond_broadcast(&group->idle); /* that thread does it, or a shutdown's */
+    } else if (tddp_blocking_reserve()) {
+        (void)tddp_group_complete_failed(group);
+    } else {
+        group->failing = true;
+        group->fail = (tddp_blocking_call){.run = complete_all_failed, .context = group};
+        tddp_blocking_start(&group->fail);
+    }
+}
+
+void tddp_group_complete_polled(tddp_group *group, tddp_work *work)
+{
+    pthread_mutex_lock(&group->mutex);
+    tddp_group_complete_ended(group, work);
+    pthread_mutex_unlock(&group->mutex);
+}
+
+/* --- trying ---------------------------------------------------------------------------------- */
+
+static tddp_status finish_message(tddp_group *group, tddp_work *work)
+{
+    const tddp_inner *own = tddp_group_backend_for(group, &work->op);
+    int source = TDDP_ANY_SOURCE;
+    tddp_status status = own->backend->finish(own->context, work->request, &source);
+    if (status == TDDP_OK && work->op.kind == TDDP_OP_RECV) {
+        work->source = source;
+    }
+    return status;
+}
+
+bool tddp_group_execute(tddp_group *group, tddp_work *work, tddp_cancel *cancel, int awaited)
+{
+    work->op.cancel = cancel;
+    work->op.awaited = awaited;
     tddp_status status =
-        group->executor == TDDP_GROUP_NO_EXECUTOR ? tddp_blocking_reserve() : TDDP_OK;
-    if (status == TDDP_OK && group->executor == TDDP_GROUP_NO_EXECUTOR) {
-        group->executor = TDDP_GROUP_EXECUTOR_RESERVED;
+        tddp_op_is_p2p(work->op.kind) ? finish_message(group, work) : tddp_group_run(group, work);
+    work->op.cancel = NULL;
+    if (status == TDDP_CANCELED && cancel && tddp_cancel_triggered(cancel)) {
+        return false;
     }
-    return status;
+    if (status) {
+        tddp_group_keep_failure(work, status);
+    }
+    return true;
 }
 
-void tddp_group_wake_progress(tddp_group *group)
+static void start(tddp_group *group, tddp_work *work)
 {
-    const bool some = group->failed || (group->head && !group->running);
-    const bool reserved = group->executor == TDDP_GROUP_EXECUTOR_RESERVED;
-    if (reserved && some) {
-        group->executor = TDDP_GROUP_EXECUTOR_RUNS;
-        group->execute = (tddp_blocking_call){.run = execute, .context = group};
-        tddp_blocking_start(&group->execute);
-    } else if (reserved && !group->head && !group->running) {
-        group->executor = TDDP_GROUP_NO_EXECUTOR;
-        tddp_blocking_release();
-    } else if (!group->running &&
-               (group->executor == TDDP_GROUP_EXECUTOR_RUNS || group->state >= TDDP_GROUP_ENDING)) {
+    const int64_t now = tddp_now_ns();
+    atomic_store(&work->expiry, tddp_deadline_from(now, work->op.timeout_ms));
+    tddp_recorder_started(group, work, now);
+    tddp_group_span_started(work);
+    work->started = true;
+}
+
+/* Tries a work of a list that no thread tries, unless it must not be started; whether it has ended.
+ * With the lock held, which is released meanwhile. */
+static bool try_work(tddp_group *group, tddp_work *work, tddp_cancel *cancel, int awaited)
+{
+    const bool queued = is_queued(work);
+    group->running = group->running || queued;
+    if (work->pending_status || (queued && !work->started && !is_runnable(group))) {
+        return true;
+    }
+    work->trier = awaited ? TDDP_TRIER_CALLER : TDDP_TRIER_ENGINE;
+    pthread_mutex_unlock(&group->mutex);
+    if (queued && !work->started) {
+        start(group, work);
+    }
+    const bool ended = tddp_group_execute(group, work, cancel, awaited);
+    pthread_mutex_lock(&group->mutex);
+    work->trier = TDDP_TRIER_NONE;
+    group->running = group->running && !(queued && !ended);
+    if (group->poll_waiters > 0) {
         pthread_cond_broadcast(&group->idle);
-    } else if (some && tddp_group_queue_is_polled(group)) {
-        tddp_engine_wake(group->engine);
+    }
+    return ended;
+}
+
+static void remove_from(tddp_work_list *list, tddp_work *work)
+{
+    tddp_work_list_remove(list, work);
+    work->listed = false;
+}
+
+/* The same, and completes it; whether it is unfinished. */
+static bool progress(tddp_group *group, tddp_work_list *list, tddp_work *work, tddp_cancel *cancel,
+                     int awaited)
+{
+    if (!try_work(group, work, cancel, awaited)) {
+        return true;
+    }
+    remove_from(list, work);
+    tddp_group_complete_ended(group, work);
+    return false;
+}
+
+/* --- callers --------------------------------------------------------------------------------- */
+
+void tddp_group_wake_engine(tddp_group *group)
+{
+    if ((group->queue.head || group->messages.head) && group->state < TDDP_GROUP_ENDING &&
+        tddp_engine_start(group->engine)) {
+        tddp_log(TDDP_LOG_WARN, "group",
+                 "operations of \"%s\" go on only while they are waited for: %s", group->name,
+                 tddp_error_message());
     }
 }
 
-/* With the lock held. */
-static tddp_status start_executor(tddp_group *group)
+void tddp_group_add_message(tddp_group *group, tddp_work *work, tddp_cancel *cancel, bool tries,
+                            int awaited)
 {
-    return tddp_group_queue_is_polled(group) && group->executor == TDDP_GROUP_NO_EXECUTOR
-               ? tddp_engine_start(group->engine)
-               : tddp_group_reserve_executor(group);
-}
-
-/* Appends the work to the queue. */
-static tddp_status enqueue(tddp_group *group, tddp_work *work)
-{
-    work->group = group->resumes ? group : NULL;
     pthread_mutex_lock(&group->mutex);
-    tddp_status status = tddp_group_check_open(group, tddp_op_name(work->op.kind));
-    status = status ? status : start_executor(group);
-    if (status == TDDP_OK) {
-        work->op.sequence = group->sequence + 1;
-        group->sequence += work->steps;
-        tddp_recorder_queued(group, work);
-        tddp_group_span_queued(work);
-        if (group->tail) {
-            group->tail->next = work;
-        } else {
-            group->head = work;
-        }
-        group->tail = work;
-        tddp_group_provide_executor(group); /* a shutdown executes what is left by itself */
+    tddp_work_list_append(&group->messages, work);
+    work->listed = true;
+    if (!(tries || work->pending_status) ||
+        progress(group, &group->messages, work, cancel, awaited)) {
+        tddp_group_wake_engine(group);
     }
-    tddp_group_wake_progress(group);
     pthread_mutex_unlock(&group->mutex);
-    return status;
 }
 
-tddp_status tddp_group_return_or_wait(tddp_work *work, tddp_work **out)
+/* Locks the group of a work that is not done; NULL: it is done, or has none. */
+static tddp_group *lock_group(tddp_work *work)
 {
-    if (out) {
-        *out = work;
-        return TDDP_OK;
+    pthread_mutex_lock(&work->mutex);
+    tddp_group *group = atomic_load(&work->done) ? NULL : work->group;
+    if (group) {
+        pthread_mutex_lock(&group->mutex);
     }
-    tddp_status status = tddp_work_wait(work, NULL);
-    tddp_work_release(work);
-    return status;
+    pthread_mutex_unlock(&work->mutex);
+    return group;
 }
 
-/* Queues what its caller has not executed, or launches it on its device. */
-static tddp_status queue(tddp_group *group, tddp_work *here, const tddp_op_args *args,
-                         tddp_work **out)
+/* Waits until the engine has tried the work, or for a moment. With the lock held. */
+static void await_engine(tddp_group *group)
 {
-    tddp_work *work;
-    tddp_status status = tddp_group_work_move(here, &work);
-    if (status) {
-        return status;
+    group->poll_waiters++;
+    (void)tddp_cond_wait_until(&group->idle, &group->mutex,
+                               tddp_deadline_after_ms(TDDP_GROUP_TOKEN_CHECK_MS));
+    if (--group->poll_waiters == 0) {
+        pthread_cond_broadcast(&group->idle);
     }
-    if (tddp_group_is_launched(group, &work->op)) {
-        return tddp_group_launch_one(group, work, args, out);
+}
+
+void tddp_group_make_progress(tddp_work *work, tddp_cancel *cancel)
+{
+    tddp_group *group = lock_group(work);
+    if (!group) {
+        return;
     }
-    status = enqueue(group, work);
-    if (status) {
-        tddp_work_release(work);
-        tddp_work_release(work);
-        return status;
-    }
-    return tddp_group_return_or_wait(work, out);
-}
-
-tddp_status tddp_group_start(tddp_group *group, tddp_work *here, const tddp_op_args *args,
-                             tddp_work **out)
-{
-    tddp_status status;
-    if (!tddp_group_try_here(group, here, args, out, &status)) {
-        status = queue(group, here, args, out);
-    }
-    tddp_group_work_clear(here);
-    return status;
-}
-
-tddp_status tddp_group_submit(tddp_group *group, const tddp_op *op, const tddp_op_args *args,
-                              tddp_work **out)
-{
-    tddp_work here;
-    tddp_status status = tddp_group_prepare(group, op, args, &here);
-    if (status) {
-        tddp_group_work_clear(&here);
-        return status;
-    }
-    return tddp_group_start(group, &here, args, out);
-}
-
-/* Whether an operation has no outcome yet. A caller that has waited for the last operation may shut
- * the group down while the thread that completed it still delivers the outcome. */
-static bool has_incomplete(const tddp_group *group)
-{
-    return group->head || (group->running && !atomic_load(&group->completing)) ||
-           group->in_flight > atomic_load(&group->in_flight_completing);
-}
-
-static bool queue_busy(const tddp_group *group)
-{
-    return group->head || group->running || group->device.launching;
-}
-
-static bool busy(const tddp_group *group)
-{
-    return queue_busy(group) || group->in_flight > 0;
-}
-
-static bool await_while(tddp_group *group, bool (*is_busy)(const tddp_group *group),
-                        int64_t deadline, const tddp_cancel *cancel)
-{
-    const bool on_engine = tddp_engine_on_thread(group->engine);
-    const bool polls = on_engine || tddp_watchdog_on_thread();
-    while (is_busy(group) && tddp_now_ns() < deadline &&
-           !(cancel && tddp_cancel_triggered(cancel))) {
-        int64_t check = deadline;
-        if (polls) {
-            /* In a callback of another group. */
-            pthread_mutex_unlock(&group->mutex);
-            (void)(on_engine ? tddp_engine_poll(group) : tddp_group_device_test(group));
-            pthread_mutex_lock(&group->mutex);
-            check = tddp_deadline_after_ms(POLL_HERE_MS);
-        } else if (cancel) {
-            check = tddp_deadline_after_ms(TDDP_GROUP_TOKEN_CHECK_MS);
-        }
-        if (!is_busy(group)) {
+    const bool queued = is_queued(work);
+    tddp_work_list *list = queued ? &group->queue : &group->messages;
+    while (!atomic_load(&work->done) && !(cancel && tddp_cancel_triggered(cancel))) {
+        tddp_work *next = queued ? list->head : work->listed ? work : NULL;
+        if (next && next->trier == TDDP_TRIER_ENGINE) {
+            await_engine(group);
+        } else if (!next || next->trier != TDDP_TRIER_NONE || (queued && group->running)) {
             break;
+        } else {
+            (void)progress(group, list, next, cancel, 1);
         }
-        (void)tddp_cond_wait_until(&group->idle, &group->mutex,
-                                   check < deadline ? check : deadline);
     }
-    return !is_busy(group);
+    tddp_group_wake_engine(group);
+    pthread_mutex_unlock(&group->mutex);
 }
 
-bool tddp_group_await_idle(tddp_group *group, int64_t deadline, const tddp_cancel *cancel)
+/* --- the engine ------------------------------------------------------------------------------ */
+
+/* Tries each message once; completes those that have ended. With the lock held. */
+static unsigned poll_messages(tddp_group *group)
 {
-    return await_while(group, busy, deadline, cancel);
+    tddp_cancel at_once = TDDP_CANCEL_AT_ONCE;
+    tddp_work_list ended = {0};
+    tddp_work *next;
+    unsigned found = 0;
+    for (tddp_work *work = group->messages.head; work; work = next) {
+        const bool tries = work->trier == TDDP_TRIER_NONE;
+        const bool ends = tries && try_work(group, work, &at_once, 0);
+        next = work->next;
+        if (ends) {
+            remove_from(&group->messages, work);
+            tddp_work_list_append(&ended, work);
+        } else if (tries) {
+            found |= TDDP_GROUP_WAITING;
+        }
+    }
+    while (ended.head) {
+        tddp_work *work = ended.head;
+        tddp_work_list_remove(&ended, work);
+        tddp_group_complete_ended(group, work);
+        found |= TDDP_GROUP_PROGRESSED;
+    }
+    return found;
 }
 
-bool tddp_group_await_queue(tddp_group *group, int64_t deadline, const tddp_cancel *cancel)
+unsigned tddp_group_poll(tddp_group *group)
 {
-    return await_while(group, queue_busy, deadline, cancel);
-}
-
-tddp_status tddp_group_drain(tddp_group *group, const tddp_wait *wait)
-{
-    tddp_status status = tddp_group_check_usable(group, "drain");
-    if (status) {
-        return status;
-    }
-    int64_t deadline = tddp_wait_deadline(wait, atomic_load(&group->timeout_ms));
-    tddp_cancel *cancel = tddp_wait_cancel(wait);
+    tddp_cancel at_once = TDDP_CANCEL_AT_ONCE;
+    unsigned found = 0;
     pthread_mutex_lock(&group->mutex);
-    bool done = tddp_group_await_idle(group, deadline, cancel);
+    if (group->queue.head && !group->running) {
+        found = progress(group, &group->queue, group->queue.head, &at_once, 0)
+                    ? TDDP_GROUP_WAITING
+                    : TDDP_GROUP_PROGRESSED;
+    }
+    found |= poll_messages(group);
     pthread_mutex_unlock(&group->mutex);
-    if (done) {
-        return TDDP_OK;
-    }
-    if (cancel && tddp_cancel_triggered(cancel)) {
-        return tddp_fail(TDDP_CANCELED, "interrupted while operations of group \"%s\" finish",
-                         group->name);
-    }
-    return tddp_fail(TDDP_TIMEOUT, "operations of group \"%s\" are still under way", group->name);
-}
-
-void tddp_group_progress_stop(tddp_group *group, int64_t deadline)
-{
-    pthread_mutex_lock(&group->mutex);
-    bool aborts = !tddp_group_await_idle(group, deadline, NULL) && has_incomplete(group);
-    group->state = TDDP_GROUP_ENDING;
-    pthread_mutex_unlock(&group->mutex);
-    if (aborts) {
-        tddp_group_backends_abort(group);
-    }
-    tddp_engine_remove(group);
-    tddp_watchdog_remove(group);
-    const tddp_group *before = tddp_group_set_current(group);
-    pthread_mutex_lock(&group->mutex);
-    run_queue(group);
-    tddp_group_wake_progress(group); /* gives back a thread that is reserved */
-    while (group->executor != TDDP_GROUP_NO_EXECUTOR) {
-        pthread_cond_wait(&group->idle, &group->mutex);
-    }
-    pthread_mutex_unlock(&group->mutex);
-    (void)tddp_group_set_current(before);
-    tddp_group_p2p_stop(group);
-    pthread_mutex_lock(&group->mutex);
-    while (group->poll_waiters > 0 || atomic_load(&group->holders) > 0) {
-        pthread_cond_wait(&group->idle, &group->mutex);
-    }
-    pthread_mutex_unlock(&group->mutex);
+    return found;
 }

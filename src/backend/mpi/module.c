@@ -212,14 +212,6 @@ static tddp_status run(void *data, const tddp_op *op)
     }
 }
 
-/* Once all ranks have come, small operations take no time: until then they can be left. */
-static int resumes(void *data, const tddp_op *op)
-{
-    (void)data;
-    const size_t count = op->input.count > op->output.count ? op->input.count : op->output.count;
-    return count * tddp_dtype_size(op->output.dtype) <= SMALL_BYTES;
-}
-
 static const tddp_backend_v1 backend = {
     .abi = TDDP_BACKEND_ABI,
     .size = sizeof(tddp_backend_v1),
@@ -230,8 +222,6 @@ static const tddp_backend_v1 backend = {
     .destroy = destroy,
     .post = tddp_mpi_post,
     .finish = tddp_mpi_finish,
-    .traits = TDDP_BACKEND_RESUMES,
-    .resumes = resumes,
     .op_count = TDDP_OP_COUNT,
     .run = {[TDDP_OP_ALL_REDUCE] = run,
             [TDDP_OP_BROADCAST] = run,

@@ -25,7 +25,9 @@ TEST(failures_are_the_same_on_any_thread)
     CHECK_STATUS(tddp_work_wait(behind, NULL), TDDP_GROUP_FAILED);
     CHECK_STATUS(tddp_work_wait(work, NULL), TDDP_PEER_LOST);
     CHECK_CONTAINS(tddp_error_message(), "all_reduce 3 of group \"default_pg\" on rank 0 of 1: ");
-    CHECK_INT(atomic_load(&resumer.count), 4); /* once here, then by the progress thread */
+    for (int i = 0; i < atomic_load(&resumer.count); i++) {
+        CHECK(resumer.runs[i].sequence <= 3); /* the one behind it was not executed */
+    }
     CHECK_INT(atomic_load(&resumer.aborted), 1);
     CHECK_STATUS(tddp_barrier(group, NULL), TDDP_GROUP_FAILED);
     tddp_work_release(work);

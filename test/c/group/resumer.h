@@ -1,6 +1,6 @@
 /*
- * A backend whose operations may be executed by any thread, interrupted and resumed: it records the
- * threads, and can hold an operation or fail it.
+ * A backend that records which threads execute its operations, and can hold an operation or fail
+ * it. An operation that a thread tries again and again is one run.
  */
 #ifndef TDDP_TEST_RESUMER_H
 #define TDDP_TEST_RESUMER_H
@@ -89,12 +89,22 @@ static tddp_status resumer_run(void *context, const tddp_op *op)
     (void)context;
     CHECK_INT(atomic_fetch_add(&resumer.inside, 1), 0);
     int at = atomic_load(&resumer.count);
-    CHECK(at < MOST_RUNS);
-    resumer.runs[at] = (run){pthread_self(), op, op->sequence, op->awaited, op->cancel != NULL};
-    atomic_store(&resumer.count, at + 1);
+    const run *last = &resumer.runs[at > 0 ? at - 1 : 0];
+    if (at == 0 || last->sequence != op->sequence || !pthread_equal(last->thread, pthread_self())) {
+        CHECK(at < MOST_RUNS);
+        resumer.runs[at] = (run){pthread_self(), op, op->sequence, op->awaited, op->cancel != NULL};
+        atomic_store(&resumer.count, at + 1);
+    }
     tddp_status status = resumer_work(op);
     atomic_fetch_sub(&resumer.inside, 1);
     return status;
+}
+
+static tddp_eventcount *resumer_events(void *context)
+{
+    static tddp_eventcount none;
+    (void)context;
+    return &none;
 }
 
 static const tddp_backend_v1 resumer_backend = {
@@ -105,7 +115,7 @@ static const tddp_backend_v1 resumer_backend = {
     .create = resumer_create,
     .abort = resumer_abort,
     .destroy = resumer_destroy,
-    .traits = TDDP_BACKEND_RESUMES,
+    .events = resumer_events,
     .op_count = TDDP_OP_COUNT,
     .run = {[TDDP_OP_ALL_REDUCE] = resumer_run,
             [TDDP_OP_BARRIER] = resumer_run,
