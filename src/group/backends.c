@@ -169,6 +169,12 @@ tddp_status tddp_group_backends_decline(const tddp_group *group, const tddp_wait
     return status;
 }
 
+int tddp_group_takes(const tddp_group *group, tddp_device_type type)
+{
+    return (unsigned)type < TDDP_DEVICE_TYPES &&
+           (tddp_group_backend_on(group, type)->backend->device_types >> type & 1u) != 0;
+}
+
 tddp_eventcount *tddp_group_events(const tddp_group *group)
 {
     const tddp_inner *own = tddp_group_backend_on(group, TDDP_CPU);
