@@ -169,8 +169,8 @@ typedef struct tddp_backend_v1 {
     uint32_t abi;  /**< TDDP_BACKEND_ABI the module was built with */
     uint32_t size; /**< sizeof(tddp_backend_v1) the module was built with */
     const char *name;
-    /** Bit (1 << tddp_device_type) for each kind of memory that it supports; libtddp copies memory
-     * of the other kind, by the CUDA runtime. */
+    /** Bit (1 << tddp_device_type) for each kind of memory that it supports; if that is the CPU's
+     * alone, libtddp copies CUDA memory, by the CUDA runtime. */
     uint32_t device_types;
 
     /** Connects this rank to its peers; blocks for at most opts->timeout_ms, or until canceled. */
@@ -211,7 +211,7 @@ typedef struct tddp_backend_v1 {
 
     /**
      * Operations on a device: bit (1 << kind) for each kind that is launched on a device's queue if
-     * its memory is (or is copied to) a device's; a barrier, which has no memory, if its bit is
+     * its memory is a device's; a barrier, which has no memory, if its bit is
      * set. 0: none, and the three functions are NULL. Such an operation is posted, launched, tested
      * until it is complete, and finished:
      *
@@ -237,11 +237,9 @@ typedef struct tddp_backend_v1 {
      * of `wait`. */
     tddp_status (*decline)(void *context, const tddp_wait *wait);
 
-    /** Those of `device_types` that it copies to memory of the other kind; usually none. check()
-     * returns whether such memory can be copied now, for an operation of this kind; NULL without
-     * them. On the caller's thread, before anything else is done; the text of TDDP_UNSUPPORTED
-     * names the operation. */
-    uint32_t copied_types;
+    /** Whether an operation of this kind takes this memory now; NULL: all that `device_types` says.
+     * On the caller's thread, before anything else is done; the text of TDDP_UNSUPPORTED names the
+     * operation. */
     tddp_status (*check)(void *context, tddp_op_kind kind, const tddp_buffer *buffer);
 
     /** Point to point: does what may block, until the deadline, before post(); NULL: nothing does.
@@ -297,7 +295,7 @@ enum { TDDP_DEVICE_TYPES = TDDP_CUDA + 1 };
 /**
  * Finds the backends of a group, by the kind of memory that they are for: the one of that name, or
  * those of a name such as "cpu:gloo,cuda:nccl". An operation uses the one for its memory, a barrier
- * the CPU's. NULL: none is for this kind; its memory is copied for the other one. Errors:
+ * the CPU's. NULL: none is for this kind: CUDA memory is copied for the CPU's. Errors:
  * TDDP_INVALID_ARGUMENT: an unknown device, one named twice, a backend that doesn't support the
  * memory; those of tddp_backend_find().
  */

@@ -204,6 +204,10 @@ TDDP_API void tddp_fork_copies_disable(void);
  * Static. */
 TDDP_API const char *tddp_group_carrier(const tddp_group *group);
 
+/** Whether its operations take memory of this kind: one with NCCL alone takes none of the CPU. Any
+ * thread. */
+TDDP_API int tddp_group_takes(const tddp_group *group, tddp_device_type type);
+
 /** The default time of its operations, in milliseconds. Any thread. */
 TDDP_API int64_t tddp_group_timeout(const tddp_group *group);
 /** Sets it for operations that are queued later: more than 0. Any thread. Errors:

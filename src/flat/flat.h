@@ -5,6 +5,7 @@
  *     plan.c         assigns parameters to buffers
  *     layout.c       offsets and slices in the buffers' memory
  *     memory.c       reference-counted memory, on the CPU and on devices
+ *     numbers.c      small numbers that ranks exchange
  *     verify.c       compares the parameters over the ranks
  *
  * Independent of tensors, and of the operations on the buffers.
@@ -12,6 +13,7 @@
 #ifndef TDDP_FLAT_FLAT_H
 #define TDDP_FLAT_FLAT_H
 
+#include <tddp/cuda.h>
 #include <tddp/flat.h>
 #include <tddp/group.h>
 
@@ -91,6 +93,21 @@ TDDP_NODISCARD tddp_status tddp_flat_memory_zero(const tddp_flat_memory *memory,
 TDDP_NODISCARD tddp_status tddp_flat_memory_copy(const tddp_flat_memory *memory,
                                                  const tddp_param *param, void *into,
                                                  const void *from);
+
+/* --- numbers.c ------------------------------------------------------------------------------- */
+
+typedef struct tddp_flat_numbers {
+    tddp_buffer buffer;    /* for operations; the host reads and writes the same memory */
+    const tddp_cuda *cuda; /* NULL: plain memory */
+} tddp_flat_numbers;
+
+/* Zeros, where the group's operations take them: on the device of the first parameter that is on
+ * one, if the group takes no memory of the CPU. Caller: tddp_flat_numbers_free(), also of NULL,
+ * once no operation uses them. Errors: TDDP_UNSUPPORTED: there is no such parameter; CUDA's. */
+TDDP_NODISCARD tddp_status tddp_flat_numbers_make(const tddp_group *group, const tddp_param *params,
+                                                  size_t param_count, tddp_dtype dtype,
+                                                  size_t count, tddp_flat_numbers **out);
+void tddp_flat_numbers_free(void *numbers);
 
 /* --- verify.c -------------------------------------------------------------------------------- */
 

@@ -242,77 +242,89 @@ static tddp_status compare(const char *unit, const int64_t *mine, const int64_t 
 
 /* --- exchanging ------------------------------------------------------------------------------ */
 
-/* Gathers `bytes` bytes of each rank. `*memory` begins with this rank's, and has room for all
- * ranks' after them. An operation that outlives the wait frees it: `*memory` is then NULL. */
-static tddp_status gather(tddp_group *group, char **memory, size_t bytes, const tddp_wait *wait)
+/* What the exchanges are made with. */
+typedef struct exchange {
+    tddp_group *group;
+    const char *unit;
+    const tddp_param *params;
+    size_t count;
+    const tddp_wait *wait;
+} exchange;
+
+/* Gathers `mine`, of `stride` bytes with what it is padded to, of each rank, by rank. An operation
+ * that outlives the wait frees the memory; else the caller does: `*numbers` is not NULL. */
+static tddp_status gather(const exchange *self, const void *mine, size_t bytes, size_t stride,
+                          tddp_flat_numbers **numbers, const char **all)
 {
-    const size_t count = bytes / 8;
-    const tddp_buffer input = {*memory, count, TDDP_INT64, TDDP_CPU, 0, NULL};
-    tddp_buffer output = input;
-    output.data = *memory + bytes;
-    output.count = count * (size_t)tddp_group_world_size(group);
+    const size_t count = stride / 8;
+    const size_t world_size = (size_t)tddp_group_world_size(self->group);
     tddp_work *work = NULL;
-    tddp_status status = tddp_all_gather(group, input, output, &work);
+    tddp_status status = tddp_flat_numbers_make(self->group, self->params, self->count, TDDP_INT64,
+                                                count * (world_size + 1), numbers);
+    if (status) {
+        return status;
+    }
+    tddp_buffer input = (*numbers)->buffer;
+    tddp_buffer output = input;
+    input.count = count;
+    output.count = count * world_size;
+    output.data = (char *)input.data + stride;
+    memcpy(input.data, mine, bytes);
+    *all = output.data;
+    status = tddp_all_gather(self->group, input, output, &work);
     if (status == TDDP_OK) {
-        status = tddp_work_wait(work, wait);
+        status = tddp_work_wait(work, self->wait);
     }
     if (work && !tddp_work_completed(work)) {
-        if (tddp_work_on_done(work, free, *memory) != TDDP_OK) {
+        if (tddp_work_on_done(work, tddp_flat_numbers_free, *numbers) != TDDP_OK) {
             /* A leak is better than a write to freed memory. */
             tddp_log(TDDP_LOG_WARN, "flat", "the memory of a pending operation is leaked");
         }
-        *memory = NULL;
+        *numbers = NULL;
     }
     tddp_work_release(work);
     return status;
 }
 
 /* The second exchange: all ranks' details, padded to the longest. */
-static tddp_status exchange_details(tddp_group *group, const char *unit, const summary *summaries,
-                                    int differing, const tddp_bytes *mine, const tddp_wait *wait)
+static tddp_status exchange_details(const exchange *self, const summary *summaries, int differing,
+                                    const tddp_bytes *mine)
 {
-    const size_t world_size = (size_t)tddp_group_world_size(group);
+    const size_t world_size = (size_t)tddp_group_world_size(self->group);
+    tddp_flat_numbers *numbers = NULL;
+    const char *all;
     size_t stride = 0;
     for (size_t rank = 0; rank < world_size; rank++) {
         const size_t bytes = (size_t)summaries[rank].detail_bytes;
         stride = bytes > stride ? bytes : stride;
     }
-    char *memory = tddp_alloc_array(world_size + 1, stride);
-    if (!memory) {
-        return TDDP_OUT_OF_MEMORY;
-    }
-    memcpy(memory, mine->data, mine->size);
-    tddp_status status = gather(group, &memory, stride, wait);
+    tddp_status status = gather(self, mine->data, mine->size, stride, &numbers, &all);
     if (status == TDDP_OK) {
-        const char *all = memory + stride;
-        status = compare(unit, (const int64_t *)all,
+        status = compare(self->unit, (const int64_t *)all,
                          (const int64_t *)(all + (size_t)differing * stride), differing);
     }
-    free(memory);
+    tddp_flat_numbers_free(numbers);
     return status;
 }
 
-static tddp_status exchange(tddp_group *group, const char *unit, const detail *mine,
-                            const tddp_wait *wait)
+static tddp_status exchange_hashes(const exchange *self, const detail *mine)
 {
-    const int world_size = tddp_group_world_size(group);
-    char *memory = tddp_alloc_array((size_t)world_size + 1, sizeof(summary));
-    if (!memory) {
-        return TDDP_OUT_OF_MEMORY;
-    }
-    *(summary *)memory = (summary){(int64_t)mine->hash, (int64_t)mine->bytes.size};
-    tddp_status status = gather(group, &memory, sizeof(summary), wait);
+    const summary own = {(int64_t)mine->hash, (int64_t)mine->bytes.size};
+    const int world_size = tddp_group_world_size(self->group);
+    tddp_flat_numbers *numbers = NULL;
+    const char *all;
+    tddp_status status = gather(self, &own, sizeof own, sizeof own, &numbers, &all);
     if (status == TDDP_OK) {
-        const summary *all = (const summary *)memory + 1;
+        const summary *summaries = (const summary *)all;
         int rank = 1;
-        while (rank < world_size && all[rank].hash == all[0].hash) {
+        while (rank < world_size && summaries[rank].hash == summaries[0].hash) {
             rank++;
         }
         if (rank < world_size) {
-            status = exchange_details(group, unit, all, rank, &mine->bytes, wait);
+            status = exchange_details(self, summaries, rank, &mine->bytes);
         }
     }
-    free(memory);
+    tddp_flat_numbers_free(numbers);
     return status;
 }
 
@@ -322,9 +334,9 @@ tddp_status tddp_flat_verify(tddp_group *group, const char *unit, const tddp_par
     if (tddp_group_world_size(group) == 1) {
         return TDDP_OK;
     }
+    const exchange all = {group, unit, params, count, wait};
     detail mine = describe(unit, params, count, options);
-    const tddp_status status =
-        mine.status == TDDP_OK ? exchange(group, unit, &mine, wait) : mine.status;
+    const tddp_status status = mine.status == TDDP_OK ? exchange_hashes(&all, &mine) : mine.status;
     tddp_bytes_free(&mine.bytes);
     return status;
 }

@@ -37,7 +37,7 @@ static void set(tddp_device_backend *into, const tddp_inner *opened)
     into->inner.backend = &into->table;
 }
 
-/* The only one: memory of the kind that it doesn't support is copied. */
+/* The only one: if it takes host memory alone, CUDA memory is copied. */
 static tddp_status open_alone(tddp_group *group, const tddp_backend_v1 *requested,
                               const tddp_backend_opts *opts, const tddp_wait *wait)
 {
@@ -49,13 +49,12 @@ static tddp_status open_alone(tddp_group *group, const tddp_backend_v1 *requeste
     }
     const bool for_cpu = (opened.backend->device_types >> TDDP_CPU & 1u) != 0;
     tddp_device_backend *own = &group->backends[for_cpu ? TDDP_CPU : TDDP_CUDA];
-    tddp_device_backend *other = &group->backends[for_cpu ? TDDP_CUDA : TDDP_CPU];
     set(own, &opened);
     if (tddp_staging_is_needed(&own->table)) {
         status = tddp_staging_open(&own->inner, requested->name, opts, &copies);
         if (status == TDDP_OK) {
-            set(other, &copies);
-            other->copies = true;
+            set(&group->backends[TDDP_CUDA], &copies);
+            group->backends[TDDP_CUDA].copies = true;
         }
     }
     return status;
@@ -94,13 +93,11 @@ static tddp_status set_attributes(tddp_group *group, bool alone)
     return group->carrier ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
 
-/* Of the backend itself, not of what copies for it; NULL: it is not split. */
-static void *context_of(const tddp_group *parent, int type)
+/* Without `decline` it can't be split. */
+static void *parent_of(const tddp_group *parent, int type)
 {
-    const tddp_device_backend *own = &parent->backends[type];
-    const tddp_device_backend *of =
-        own->copies ? &parent->backends[TDDP_DEVICE_TYPES - 1 - type] : own;
-    return of->table.decline ? of->inner.context : NULL;
+    return parent && parent->backends[type].table.decline ? parent->backends[type].inner.context
+                                                          : NULL;
 }
 
 tddp_status tddp_group_backends_open(tddp_group *group, const tddp_group *parent,
@@ -113,7 +110,7 @@ tddp_status tddp_group_backends_open(tddp_group *group, const tddp_group *parent
         const tddp_backend_v1 *requested = group->requested[type];
         tddp_backend_opts own = *opts;
         own.timeout_ms = tddp_deadline_poll_ms(deadline);
-        own.parent = parent ? context_of(parent, type) : NULL;
+        own.parent = parent_of(parent, type);
         const tddp_wait left = {own.timeout_ms, tddp_wait_cancel(wait)};
         if (requested) {
             status = alone ? open_alone(group, requested, &own, &left)
@@ -134,8 +131,8 @@ void tddp_group_backends_close(tddp_group *group)
     for (int type = 0; type < TDDP_DEVICE_TYPES; type++) {
         tddp_inner *each = &group->backends[type].inner;
         tddp_inner closing = *each;
-        if (!group->backends[TDDP_DEVICE_TYPES - 1 - type].copies) {
-            tddp_inner_close(&closing);
+        if (type != TDDP_CPU || !group->backends[TDDP_CUDA].copies) {
+            tddp_inner_close(&closing); /* else what copies for it owns it */
         }
         each->context = NULL; /* its table stays: what it supports can still be asked */
         each->store = NULL;
@@ -165,6 +162,12 @@ tddp_status tddp_group_backends_decline(const tddp_group *group, const tddp_wait
         status = tddp_inner_decline(&group->backends[type].inner, wait);
     }
     return status;
+}
+
+int tddp_group_takes(const tddp_group *group, tddp_device_type type)
+{
+    return (unsigned)type < TDDP_DEVICE_TYPES &&
+           (tddp_group_backend_on(group, type)->backend->device_types >> type & 1u) != 0;
 }
 
 tddp_eventcount *tddp_group_events(const tddp_group *group)

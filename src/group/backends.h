@@ -12,7 +12,7 @@
 typedef struct tddp_device_backend {
     tddp_inner inner;      /* with the table below */
     tddp_backend_v1 table; /* a copy, which outlives the context */
-    bool copies;           /* its memory is copied for the other one, which it owns (staging) */
+    bool copies;           /* its memory is copied for the CPU's, which it owns (staging) */
 } tddp_device_backend;
 
 /* Finds those that the name stands for. */

@@ -40,8 +40,10 @@ static tddp_status check_device_type(const tddp_group *group, tddp_op_kind kind,
 {
     const tddp_device_type type = buffer->device_type;
     const tddp_inner *own = tddp_group_backend_on(group, type);
-    if ((unsigned)type >= TDDP_DEVICE_TYPES || !(own->backend->device_types & (1u << type))) {
-        return tddp_fail(TDDP_UNSUPPORTED, "%s: backend %s takes no %s memory (device type %d)",
+    if (!tddp_group_takes(group, type)) {
+        return tddp_fail(TDDP_UNSUPPORTED,
+                         "%s: backend %s takes no %s memory (device type %d): use a group with one "
+                         "for each kind, as \"cpu:gloo,cuda:nccl\"",
                          tddp_op_name(kind), group->backend_name, tddp_device_type_name(type),
                          (int)type);
     }
@@ -49,8 +51,7 @@ static tddp_status check_device_type(const tddp_group *group, tddp_op_kind kind,
         return tddp_fail(TDDP_UNSUPPORTED, "backend %s, which serves %s memory here, has no %s",
                          own->backend->name, tddp_device_type_name(type), tddp_op_name(kind));
     }
-    const bool copied = (own->backend->copied_types & (1u << type)) != 0;
-    return copied ? own->backend->check(own->context, kind, buffer) : TDDP_OK;
+    return own->backend->check ? own->backend->check(own->context, kind, buffer) : TDDP_OK;
 }
 
 tddp_status tddp_group_check_buffer(const tddp_group *group, tddp_op_kind kind, const char *name,

@@ -32,8 +32,7 @@ typedef struct launch {
 
 bool tddp_group_reduces_on_device(const tddp_group *group, tddp_device_type type)
 {
-    bool copied = (tddp_group_backend_on(group, type)->backend->copied_types >> type & 1u) != 0;
-    return (type != TDDP_CPU) != copied;
+    return type != TDDP_CPU && !group->backends[TDDP_CUDA].copies;
 }
 
 /* Lists may not be joined yet; some ranks have only an input or an output. */

@@ -270,16 +270,15 @@ static inline const tddp_inner *tddp_group_backend_on(const tddp_group *group,
     return own->backend ? own : &group->backends[cpu ? TDDP_CUDA : TDDP_CPU].inner;
 }
 
-/* The backend for an operation; for a barrier, which has no memory, not one that copies. */
+/* The backend for an operation; for a barrier, which has no memory, the CPU's. */
 static inline const tddp_inner *tddp_group_backend_for(const tddp_group *group, const tddp_op *op)
 {
-    const tddp_device_type type = op->kind != TDDP_OP_BARRIER        ? op->input.device_type
-                                  : group->backends[TDDP_CPU].copies ? TDDP_CUDA
-                                                                     : TDDP_CPU;
-    return tddp_group_backend_on(group, type);
+    const bool barrier = op->kind == TDDP_OP_BARRIER;
+    return tddp_group_backend_on(group, barrier ? TDDP_CPU : op->input.device_type);
 }
 
-/* device.c: whether the backend reduces memory of this kind on a device, perhaps a copy of it. */
+/* device.c: whether the backend reduces memory of this kind on a device, not a copy of it on the
+ * host. */
 bool tddp_group_reduces_on_device(const tddp_group *group, tddp_device_type type);
 
 /* Whether the operation is launched on a device's queue. */

@@ -19,24 +19,26 @@ static tddp_status set_failure(tddp_reducer *reducer, tddp_status status)
 
 static tddp_status start_broadcast(tddp_reducer *reducer)
 {
-    int64_t *order = tddp_alloc_array(reducer->count, sizeof *order);
-    if (!order) {
-        return TDDP_OUT_OF_MEMORY;
+    tddp_flat_numbers *numbers;
+    tddp_status status = tddp_flat_numbers_make(reducer->group, reducer->params, reducer->count,
+                                                TDDP_INT64, reducer->count, &numbers);
+    if (status) {
+        return status;
     }
+    int64_t *order = numbers->buffer.data;
     for (size_t k = 0; k < reducer->count; k++) {
         /* A joined rank has recorded no order: assume that backward visits the last one first. */
         order[k] =
             reducer->last_order_valid ? reducer->last_order[k] : (int64_t)(reducer->count - 1 - k);
     }
     if (reducer->world_size > 1) {
-        tddp_buffer buffer = {order, reducer->count, TDDP_INT64, TDDP_CPU, 0, NULL};
-        tddp_status status = tddp_broadcast(reducer->group, buffer, 0, &reducer->rebuild_work);
+        status = tddp_broadcast(reducer->group, numbers->buffer, 0, &reducer->rebuild_work);
         if (status != TDDP_OK) {
-            free(order);
+            tddp_flat_numbers_free(numbers);
             return status;
         }
     }
-    reducer->rebuild_order = order;
+    reducer->rebuild_order = numbers;
     return TDDP_OK;
 }
 
@@ -56,6 +58,11 @@ static tddp_status wait_broadcast(tddp_reducer *reducer, const tddp_wait *wait)
     return status == TDDP_OK ? TDDP_OK : set_failure(reducer, status);
 }
 
+static const int64_t *order_of(const tddp_reducer *reducer)
+{
+    return reducer->rebuild_order->buffer.data;
+}
+
 /* Data from another rank must not cause an access out of bounds. */
 static tddp_status check_order(tddp_reducer *reducer)
 {
@@ -65,7 +72,7 @@ static tddp_status check_order(tddp_reducer *reducer)
     }
     tddp_status status = TDDP_OK;
     for (size_t k = 0; k < reducer->count && status == TDDP_OK; k++) {
-        size_t i = (size_t)reducer->rebuild_order[k];
+        size_t i = (size_t)order_of(reducer)[k];
         if (i >= reducer->count || seen[i]) {
             status = set_failure(
                 reducer, tddp_fail(TDDP_INTERNAL, "rank 0 sent an invalid order of %zu parameters",
@@ -87,14 +94,14 @@ static tddp_status make_layout(tddp_reducer *reducer, tddp_flat_layout *out,
         return TDDP_OUT_OF_MEMORY;
     }
     tddp_status status =
-        tddp_flat_plan_in_order(reducer->params, reducer->rebuild_order, reducer->count,
-                                reducer->limits, reducer->limit_count, bucket_of, &count);
+        tddp_flat_plan_in_order(reducer->params, order_of(reducer), reducer->count, reducer->limits,
+                                reducer->limit_count, bucket_of, &count);
     if (status != TDDP_OK) {
         free(bucket_of);
         return status;
     }
     status = tddp_flat_layout_make(reducer->group, &reducer->device, reducer->params,
-                                   reducer->rebuild_order, reducer->count, bucket_of, count, out);
+                                   order_of(reducer), reducer->count, bucket_of, count, out);
     for (size_t i = 0; status == TDDP_OK && i < reducer->count; i++) {
         if (out->addresses[i]) {
             status = tddp_flat_memory_copy(out->memory, &reducer->params[i], out->addresses[i],
@@ -129,7 +136,7 @@ static void replace_layout(tddp_reducer *reducer, const tddp_flat_layout *fresh,
     pthread_mutex_unlock(&reducer->lock);
     free(old_buckets);
     tddp_flat_layout_free(&old);
-    free(reducer->rebuild_order);
+    tddp_flat_numbers_free(reducer->rebuild_order);
     reducer->rebuild_order = NULL;
 }
 

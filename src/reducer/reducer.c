@@ -237,11 +237,13 @@ static void detach_works(tddp_reducer *reducer)
         }
     }
     if (reducer->unused.map_work) {
-        tddp_reducer_detach_work(reducer->unused.map_work, free, reducer->unused.used_map);
-        reducer->unused.used_map = NULL;
+        tddp_reducer_detach_work(reducer->unused.map_work, tddp_flat_numbers_free,
+                                 reducer->unused.map);
+        reducer->unused.map = NULL;
     }
     if (reducer->rebuild_work) {
-        tddp_reducer_detach_work(reducer->rebuild_work, free, reducer->rebuild_order);
+        tddp_reducer_detach_work(reducer->rebuild_work, tddp_flat_numbers_free,
+                                 reducer->rebuild_order);
         reducer->rebuild_order = NULL;
     }
 }
@@ -266,11 +268,11 @@ void tddp_reducer_free(tddp_reducer *reducer)
     free(reducer->last_order);
     free(reducer->unused.indices);
     free(reducer->unused.used_outside);
-    free(reducer->unused.used_map);
+    tddp_flat_numbers_free(reducer->unused.map);
     free(reducer->calls.expected);
     free(reducer->calls.counts);
     free(reducer->calls.last_call);
-    free(reducer->rebuild_order);
+    tddp_flat_numbers_free(reducer->rebuild_order);
     free(reducer->buckets);
     tddp_flat_layout_free(&reducer->layout);
     tddp_comm_hook_release(reducer->hook);

@@ -73,7 +73,9 @@ typedef struct tddp_reducer_unused {
     size_t count;
     bool marked_ready;  /* they were marked ready in this iteration */
     bool *used_outside; /* by parameter: got a gradient outside an iteration (no_sync) */
-    int32_t *used_map;  /* by parameter: how many ranks use it; valid if used_map_ready() */
+    tddp_flat_numbers *map;
+    int32_t *used_map;  /* its numbers, by parameter: how many ranks use it; valid if
+                           used_map_ready() */
     bool map_submitted; /* in this iteration; with static_graph, in the first one */
     tddp_work *map_work;
 } tddp_reducer_unused;
@@ -176,7 +178,8 @@ struct tddp_reducer {
     char failure_text[1024];
 
     bool rebuilt;
-    int64_t *rebuild_order; /* rank 0's order, from the broadcast until the rebuild is done */
+    tddp_flat_numbers
+        *rebuild_order; /* rank 0's order, from the broadcast until the rebuild is done */
     tddp_work *rebuild_work;
 };
 

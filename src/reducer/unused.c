@@ -20,8 +20,13 @@ tddp_status tddp_reducer_unused_init(tddp_reducer *reducer)
     }
     state->indices = tddp_alloc_array(reducer->count, sizeof *state->indices);
     state->used_outside = tddp_alloc_array(reducer->count, sizeof *state->used_outside);
-    state->used_map = tddp_alloc_array(reducer->count, sizeof *state->used_map);
-    return state->indices && state->used_outside && state->used_map ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    if (!state->indices || !state->used_outside) {
+        return TDDP_OUT_OF_MEMORY;
+    }
+    tddp_status status = tddp_flat_numbers_make(reducer->group, reducer->params, reducer->count,
+                                                TDDP_INT32, reducer->count, &state->map);
+    state->used_map = status ? NULL : state->map->buffer.data;
+    return status;
 }
 
 /* --- the map of used parameters -------------------------------------------------------------- */
@@ -59,7 +64,7 @@ static tddp_status submit_used_map(tddp_reducer *reducer, const tddp_reducer_dea
     }
     tddp_op_args args = {.size = sizeof args,
                          .kind = TDDP_OP_ALL_REDUCE,
-                         .output = {state->used_map, reducer->count, TDDP_INT32, TDDP_CPU, 0, NULL},
+                         .output = state->map->buffer,
                          .reduce = TDDP_REDUCE_SUM};
     tddp_work *work = NULL;
     if (deadline) {

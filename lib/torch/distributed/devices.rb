@@ -75,6 +75,18 @@ module Torch
         DEFAULT_DEVICE_BACKENDS.map { |device, name| "#{device}:#{name}" }.join(",")
       end
 
+      # Where what this library itself exchanges in a group is: in host memory, or, with nccl alone, on the GPU of this process.
+      def group_device(group)
+        return "cpu" unless cuda? && /\A(cuda:)?nccl\z/.match?(group.backend)
+
+        default = default_here
+        default ? "cuda:#{device_index(default.device_id, default.group.rank, default.group.size)}" : "cuda"
+      end
+
+      def group_tensor(group, values, dtype)
+        Torch.tensor(values, dtype: dtype, device: group_device(group))
+      end
+
       # The GPU that a rank uses with nccl.
       def device_index(device_id, rank, world_size)
         case device_id

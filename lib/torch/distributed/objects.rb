@@ -33,10 +33,11 @@ module Torch
         object_list, object = object, rest.first unless rest.empty?
         codec = Serializer.of(serializer)
         check_filled("object_list", object_list, group.size)
-        mine = bytes_tensor(codec.dump(object))
-        sizes = Torch.empty([group.size], dtype: :int64)
-        group._all_gather(sizes, size_tensor([mine.numel]), false)
-        parts = sizes.to_a.map { |size| Torch.empty([size], dtype: :uint8) }
+        device = group_device(group)
+        mine = bytes_tensor(codec.dump(object), device)
+        sizes = size_tensor([0] * group.size, device)
+        group._all_gather(sizes, size_tensor([mine.numel], device), false)
+        parts = sizes.to_a.map { |size| room_for([size], device) }
         group._all_gather_list(parts, mine, false)
         filled(object_list, parts.map { |part| codec.load(_bytes(part.cpu)) })
       end
@@ -55,15 +56,16 @@ module Torch
         root = rank_in_group(group, "dst", dst, group_dst, default: 0)
         codec = Serializer.of(serializer)
         check_filled("object_gather_list", object_gather_list, group.size)
-        mine = bytes_tensor(codec.dump(object))
-        size = size_tensor([mine.numel])
+        device = group_device(group)
+        mine = bytes_tensor(codec.dump(object), device)
+        size = size_tensor([mine.numel], device)
         unless group.rank == root
           group._gather(nil, size, root, false)
           group._gather(nil, mine, root, false)
           return
         end
 
-        parts = gather_parts(group, root, size, mine)
+        parts = gather_parts(group, root, size, mine, device)
         filled(object_gather_list, parts.map { |part| codec.load(_bytes(part.cpu)) })
       end
 
@@ -71,7 +73,8 @@ module Torch
       #
       # @param object_list [Array] as many objects on every rank
       # @param src [Integer, nil] the global rank of the process that has them; 0 if nothing is given
-      # @param device [String, Torch::Device, nil] where the tensors are in which they travel; nil: in host memory
+      # @param device [String, Torch::Device, nil] where the tensors are in which they travel; nil: in host memory, or on the GPU
+      #   of this process if the group has nccl alone
       # @param group_src [Integer, nil] instead of `src`: its rank within the group
       # @return [Array] the list
       # @see #all_gather_object for the other arguments
@@ -81,6 +84,7 @@ module Torch
         root = rank_in_group(group, "src", src, group_src, default: 0)
         codec = Serializer.of(serializer)
         check_objects("object_list", object_list)
+        device ||= group_device(group)
         own = group.rank == root
         dumps = object_list.map { |object| codec.dump(object) } if own
         sizes = size_tensor(own ? dumps.map(&:bytesize) : [0] * object_list.size, device)
@@ -105,11 +109,12 @@ module Torch
         root = rank_in_group(group, "src", src, group_src, default: 0)
         codec = Serializer.of(serializer)
         check_objects("scatter_object_output_list", scatter_object_output_list) unless scatter_object_output_list.nil?
+        device = group_device(group)
         dumps = scattered_dumps(codec, scatter_object_input_list, group) if group.rank == root
-        size = size_tensor([0])
-        group._scatter(size, dumps&.map { |dump| size_tensor([dump.bytesize]) }, root, false)
-        bytes = room_for(size)
-        group._scatter(bytes, dumps&.map { |dump| bytes_tensor(dump) }, root, false)
+        size = size_tensor([0], device)
+        group._scatter(size, dumps&.map { |dump| size_tensor([dump.bytesize], device) }, root, false)
+        bytes = room_for(size, device)
+        group._scatter(bytes, dumps&.map { |dump| bytes_tensor(dump, device) }, root, false)
         object = codec.load(_bytes(bytes.cpu))
         scatter_object_output_list[0] = object if scatter_object_output_list
         object
@@ -119,7 +124,8 @@ module Torch
       #
       # @param object_list [Array]
       # @param dst [Integer, nil] the receiver's global rank
-      # @param device [String, Torch::Device, nil] where the tensors are in which they travel; nil: in host memory
+      # @param device [String, Torch::Device, nil] where the tensors are in which they travel; nil: in host memory, or on the GPU
+      #   of this process if the group has nccl alone
       # @param group_dst [Integer, nil] instead of `dst`: its rank within the group
       # @return [nil]
       # @see #all_gather_object for the other arguments
@@ -129,6 +135,7 @@ module Torch
         peer = rank_in_group(group, "dst", dst, group_dst)
         codec = Serializer.of(serializer)
         check_objects("object_list", object_list)
+        device ||= group_device(group)
         dumps = object_list.map { |object| codec.dump(object) }
         group._send(size_tensor(dumps.map(&:bytesize), device), peer, 0, false)
         group._send(bytes_tensor(dumps.join, device), peer, 0, false)
@@ -148,6 +155,7 @@ module Torch
         peer = sender(group, src, group_src)
         codec = Serializer.of(serializer)
         check_objects("object_list", object_list)
+        device ||= group_device(group)
         sizes = size_tensor([0] * object_list.size, device)
         peer = group._recv(sizes, peer, 0, false) || peer
         bytes = room_for(sizes, device)
@@ -165,27 +173,22 @@ module Torch
         raise GroupError, "#{operation}: expected to be called outside of coalescing_manager, since it needs its results at once"
       end
 
-      def bytes_tensor(bytes, device = nil)
-        tensor = _set_bytes(Torch.empty([bytes.bytesize], dtype: :uint8), bytes)
-        on_device(tensor, device)
+      def bytes_tensor(bytes, device = "cpu")
+        _set_bytes(Torch.empty([bytes.bytesize], dtype: :uint8), bytes).to(device)
       end
 
-      def size_tensor(sizes, device = nil)
-        on_device(Torch.tensor(sizes, dtype: :int64), device)
+      def size_tensor(sizes, device)
+        Torch.tensor(sizes, dtype: :int64, device: device)
       end
 
-      def room_for(sizes, device = nil)
-        Torch.empty([sizes.to_a.sum], dtype: :uint8, device: device || "cpu")
+      def room_for(sizes, device)
+        Torch.empty([sizes.to_a.sum], dtype: :uint8, device: device)
       end
 
-      def on_device(tensor, device)
-        device.nil? ? tensor : tensor.to(device)
-      end
-
-      def gather_parts(group, root, size, mine)
-        sizes = Array.new(group.size) { size_tensor([0]) }
+      def gather_parts(group, root, size, mine, device)
+        sizes = Array.new(group.size) { size_tensor([0], device) }
         group._gather(sizes, size, root, false)
-        parts = sizes.map { |each| room_for(each) }
+        parts = sizes.map { |each| room_for(each, device) }
         group._gather(parts, mine, root, false)
         parts
       end

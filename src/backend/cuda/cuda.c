@@ -13,12 +13,18 @@ static const char *const names[] = {"libcudart.so.13", "libcudart.so.12", "libcu
 static const char *const folders[] = {"../../nvidia/cu13/lib/libcudart.so.13",
                                       "../../nvidia/cuda_runtime/lib/libcudart.so.12", NULL};
 
+#define NAME(result, name, arguments) #name,
+static const char *const symbols[] = {TDDP_CUDA_CALLS(NAME) NULL};
+#undef NAME
+
 static const tddp_library_spec spec = {
     .title = "the CUDA runtime",
+    .expected = "the CUDA runtime from 11.2",
     .variable = "TDDP_CUDART_LIBRARY",
     .prefix = "libcudart",
     .names = names,
     .folders = folders,
+    .symbols = symbols,
     .hint = "install libcudart, use a libtorch for CUDA, which brings it along, or name the file "
             "with TDDP_CUDART_LIBRARY",
 };
@@ -43,16 +49,10 @@ static void find_driver(const tddp_library *runtime, tddp_cuda *out)
 static tddp_status find(tddp_cuda *out)
 {
     tddp_library library;
-    tddp_status status = tddp_library_find(&spec, &library);
+    tddp_status status = tddp_library_load(&spec, &library, out);
     if (status) {
         return status;
     }
-#define FIND(result, name, arguments)                                                    \
-    if (!tddp_library_symbol(&library, #name, &out->name)) {                             \
-        return tddp_library_fail_missing(&library, #name, "the CUDA runtime from 11.2"); \
-    }
-    TDDP_CUDA_CALLS(FIND)
-#undef FIND
     tddp_cuda_error error = out->cudaRuntimeGetVersion(&out->version);
     if (error) {
         return tddp_fail(TDDP_UNAVAILABLE, "%s does not report its version: %s", library.path,
@@ -66,16 +66,9 @@ static tddp_status find(tddp_cuda *out)
 
 tddp_status tddp_cuda_get(const tddp_cuda **out)
 {
-    tddp_status status = TDDP_OK;
     pthread_mutex_lock(&lock);
-    if (!is_found) {
-        tddp_cuda fresh = {0};
-        status = find(&fresh);
-        if (status == TDDP_OK) {
-            found = fresh;
-            is_found = true;
-        }
-    }
+    tddp_status status = is_found ? TDDP_OK : find(&found);
+    is_found = status == TDDP_OK;
     pthread_mutex_unlock(&lock);
     if (status == TDDP_OK) {
         *out = &found;

@@ -80,17 +80,6 @@ static void *find_handle(search *self)
     return library ? library : try_beside_torch(self);
 }
 
-tddp_status tddp_library_find(const tddp_library_spec *spec, tddp_library *out)
-{
-    search self = {.spec = spec, .out = out};
-    out->handle = find_handle(&self);
-    if (out->handle) {
-        return TDDP_OK;
-    }
-    return tddp_fail(TDDP_UNAVAILABLE, "%s was not found: %s; tried:%s", spec->title, spec->hint,
-                     self.tried);
-}
-
 /* POSIX allows converting dlsym()'s result to a function pointer. */
 bool tddp_library_symbol(const tddp_library *library, const char *name, void *into)
 {
@@ -99,8 +88,20 @@ bool tddp_library_symbol(const tddp_library *library, const char *name, void *in
     return symbol != NULL;
 }
 
-tddp_status tddp_library_fail_missing(const tddp_library *library, const char *name,
-                                      const char *expected)
+tddp_status tddp_library_load(const tddp_library_spec *spec, tddp_library *out, void *table)
 {
-    return tddp_fail(TDDP_UNAVAILABLE, "%s has no %s: expected %s", library->path, name, expected);
+    search self = {.spec = spec, .out = out};
+    char *at = table;
+    out->handle = find_handle(&self);
+    if (!out->handle) {
+        return tddp_fail(TDDP_UNAVAILABLE, "%s was not found: %s; tried:%s", spec->title,
+                         spec->hint, self.tried);
+    }
+    for (const char *const *each = spec->symbols; *each; each++, at += sizeof(void (*)(void))) {
+        if (!tddp_library_symbol(out, *each, at)) {
+            return tddp_fail(TDDP_UNAVAILABLE, "%s has no %s: expected %s", out->path, *each,
+                             spec->expected);
+        }
+    }
+    return TDDP_OK;
 }

@@ -12,8 +12,6 @@
 #include <tddp/log.h>
 #include <tddp/meeting.h>
 
-#include "backend/nccl/failures.h"
-
 enum {
     PROBE_MS = 300,
     ABORT_CHECK_MS = 100, /* between looks for an abort while other ranks' calls are awaited */

@@ -88,18 +88,6 @@ static void end_thread(tddp_nccl_communicator *communicator)
     }
 }
 
-/* Sets why the communicator could not connect, if its device can't even be made current. */
-static void fail_to_connect(tddp_nccl_communicator *communicator, tddp_status status)
-{
-    pthread_mutex_lock(&communicator->mutex);
-    if (communicator->state == TDDP_NCCL_CONNECTING) {
-        communicator->state = TDDP_NCCL_FAILED;
-        communicator->status = status;
-        (void)snprintf(communicator->text, sizeof communicator->text, "%s", tddp_error_message());
-    }
-    pthread_mutex_unlock(&communicator->mutex);
-}
-
 static tddp_status check_device(const tddp_cuda *cuda, int device)
 {
     int count = 0;
@@ -124,7 +112,7 @@ static void run(void *context, void *nothing)
     tddp_status status = check_device(cuda, device);
     status = status ? status : tddp_cuda_enter(cuda, device, &before);
     if (status && it.body == tddp_nccl_connecting) {
-        fail_to_connect(it.communicator, status);
+        tddp_nccl_set_state(it.communicator, TDDP_NCCL_FAILED, status);
     } else {
         it.body(it.communicator); /* an abort also on a device that has failed */
     }

@@ -16,8 +16,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "backend/nccl/failures.h"
-
 enum {
     MAX_YIELDS = 200,          /* before a wait sleeps between polls */
     MIN_SLEEP_NS = 5 * 1000,   /* the first sleep */
@@ -103,26 +101,32 @@ static tddp_status await_connected(tddp_nccl_communicator *communicator, tddp_nc
                : TDDP_OK;
 }
 
+void tddp_nccl_set_state(tddp_nccl_communicator *communicator, tddp_nccl_state state,
+                         tddp_status status)
+{
+    pthread_mutex_lock(&communicator->mutex);
+    communicator->state = state;
+    communicator->status = status;
+    (void)snprintf(communicator->text, sizeof communicator->text, "%s",
+                   status ? tddp_error_message() : "");
+    pthread_cond_broadcast(&communicator->changed);
+    pthread_mutex_unlock(&communicator->mutex);
+}
+
 tddp_status tddp_nccl_connect(tddp_nccl_communicator *communicator, tddp_nccl_limits limits)
 {
-    tddp_status status = TDDP_OK;
     pthread_mutex_lock(&communicator->mutex);
-    if (atomic_load(&communicator->aborted)) {
-        status = tddp_nccl_fail_aborted("connecting");
-    } else if (communicator->state == TDDP_NCCL_UNCONNECTED) {
-        communicator->state = TDDP_NCCL_CONNECTING;
-        pthread_mutex_unlock(&communicator->mutex);
-        status = tddp_nccl_start(communicator, tddp_nccl_connecting);
-        pthread_mutex_lock(&communicator->mutex);
-        if (status) {
-            communicator->state = TDDP_NCCL_FAILED;
-            communicator->status = status;
-            (void)snprintf(communicator->text, sizeof communicator->text, "%s",
-                           tddp_error_message());
-            pthread_cond_broadcast(&communicator->changed);
-        }
+    const bool starts =
+        communicator->state == TDDP_NCCL_UNCONNECTED && !atomic_load(&communicator->aborted);
+    communicator->state = starts ? TDDP_NCCL_CONNECTING : communicator->state;
+    pthread_mutex_unlock(&communicator->mutex);
+    tddp_status status = starts ? tddp_nccl_start(communicator, tddp_nccl_connecting) : TDDP_OK;
+    if (status) {
+        tddp_nccl_set_state(communicator, TDDP_NCCL_FAILED, status);
     }
-    status = status ? status : await_connected(communicator, limits);
+    pthread_mutex_lock(&communicator->mutex);
+    status = atomic_load(&communicator->aborted) ? tddp_nccl_fail_aborted("connecting")
+                                                 : await_connected(communicator, limits);
     pthread_mutex_unlock(&communicator->mutex);
     return status;
 }

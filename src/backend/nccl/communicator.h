@@ -86,6 +86,10 @@ TDDP_NODISCARD tddp_status tddp_nccl_communicator_create(const tddp_nccl_librari
 TDDP_NODISCARD tddp_status tddp_nccl_connect(tddp_nccl_communicator *communicator,
                                              tddp_nccl_limits limits);
 
+/* Sets how far it has come, and why no further, with the thread's error text. */
+void tddp_nccl_set_state(tddp_nccl_communicator *communicator, tddp_nccl_state state,
+                         tddp_status status);
+
 /* Between these a thread, and no other one, uses the communicator, as `*comm`. Waits for another
  * thread until the deadline. Errors: TDDP_TIMEOUT, TDDP_GROUP_FAILED. */
 TDDP_NODISCARD tddp_status tddp_nccl_begin_calls(tddp_nccl_communicator *communicator,

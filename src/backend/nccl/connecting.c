@@ -10,7 +10,6 @@
 #include <tddp/meeting.h>
 
 #include "backend/nccl/communicator.h"
-#include "backend/nccl/failures.h"
 
 enum { SCRATCH_BYTES = 64 };
 
@@ -190,13 +189,7 @@ void tddp_nccl_connecting(tddp_nccl_communicator *communicator)
     tddp_nccl_release(parent);
     /* After that: a thread that stays in NCCL's call has nothing on the device. */
     status = status ? status : create_resources(communicator);
-    pthread_mutex_lock(&communicator->mutex);
-    communicator->state = status ? TDDP_NCCL_FAILED : TDDP_NCCL_CONNECTED;
-    communicator->status = status;
-    (void)snprintf(communicator->text, sizeof communicator->text, "%s",
-                   status ? tddp_error_message() : "");
-    pthread_cond_broadcast(&communicator->changed);
-    pthread_mutex_unlock(&communicator->mutex);
+    tddp_nccl_set_state(communicator, status ? TDDP_NCCL_FAILED : TDDP_NCCL_CONNECTED, status);
     if (status || atomic_load(&communicator->aborted)) {
         tddp_nccl_end_comm(communicator);
     }

@@ -3,8 +3,6 @@
 
 #include <stdio.h>
 
-#include "backend/nccl/failures.h"
-
 tddp_status tddp_nccl_device_of(const tddp_nccl_context *self, const tddp_op *op, int *device)
 {
     const tddp_buffer *buffer = op->input.device_type == TDDP_CUDA ? &op->input : &op->output;

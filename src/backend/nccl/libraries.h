@@ -24,4 +24,11 @@ TDDP_NODISCARD tddp_status tddp_nccl_libraries_get(const tddp_nccl_libraries **o
 enum { TDDP_NCCL_VERSION_TEXT = 32 };
 const char *tddp_nccl_version_text(int version, char text[TDDP_NCCL_VERSION_TEXT]);
 
+/* The failure of a call; `what` names it. `comm`: where NCCL may say more, or NULL. */
+TDDP_NODISCARD tddp_status tddp_nccl_fail(const tddp_nccl_libraries *libraries, tddp_nccl_comm comm,
+                                          tddp_nccl_result result, const char *what);
+
+/* TDDP_GROUP_FAILED: the communicator was aborted meanwhile. */
+TDDP_NODISCARD tddp_status tddp_nccl_fail_aborted(const char *what);
+
 #endif

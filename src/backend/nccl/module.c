@@ -63,18 +63,6 @@ static tddp_status launch(void *data, void *const *posted, size_t count)
     return status ? status : tddp_nccl_launch(requests, count);
 }
 
-static tddp_status order(void *data, void *request, void *stream)
-{
-    (void)data;
-    return tddp_nccl_request_order(request, stream);
-}
-
-static tddp_status test(void *data, void *request, int *complete)
-{
-    (void)data;
-    return tddp_nccl_request_test(request, complete);
-}
-
 static tddp_status finish(void *data, void *request, int *source)
 {
     tddp_nccl_request *finished = request;
@@ -251,8 +239,8 @@ static const tddp_backend_v1 backend = {
     .finish = finish,
     .launches = (1u << TDDP_OP_COUNT) - 1,
     .launch = launch,
-    .order = order,
-    .test = test,
+    .order = tddp_nccl_request_order,
+    .test = tddp_nccl_request_test,
     .decline = decline,
     .op_count = TDDP_OP_COUNT,
 };

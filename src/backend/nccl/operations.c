@@ -17,9 +17,18 @@ typedef struct launch {
     const tddp_cuda *cuda;
     tddp_nccl_communicator *communicator;
     tddp_nccl_comm comm;
+    tddp_cuda_stream stream;
     const tddp_op *op;
     int64_t deadline_ns;
+    int rank;
+    int size;
 } launch;
+
+/* Puts an NCCL call on the communicator's stream. */
+#define PUT(self, name, ...) (self)->nccl->name(__VA_ARGS__, (self)->comm, (self)->stream)
+
+/* The same, and waits for the call. */
+#define CALL(self, name, ...) check(self, PUT(self, name, __VA_ARGS__), #name)
 
 /* Waits for a call. Errors of calls within a group are reported at its end. */
 static tddp_status check(const launch *self, tddp_nccl_result result, const char *what)
@@ -43,14 +52,12 @@ static tddp_status end_group(const launch *self, tddp_nccl_result so_far, const 
 
 static tddp_nccl_result send_bytes(const launch *self, const tddp_buffer *from, int peer)
 {
-    return self->nccl->ncclSend(from->data, tddp_buffer_bytes(from), TDDP_NCCL_UINT8, peer,
-                                self->comm, self->communicator->stream);
+    return PUT(self, ncclSend, from->data, tddp_buffer_bytes(from), TDDP_NCCL_UINT8, peer);
 }
 
 static tddp_nccl_result receive_bytes(const launch *self, const tddp_buffer *into, int peer)
 {
-    return self->nccl->ncclRecv(into->data, tddp_buffer_bytes(into), TDDP_NCCL_UINT8, peer,
-                                self->comm, self->communicator->stream);
+    return PUT(self, ncclRecv, into->data, tddp_buffer_bytes(into), TDDP_NCCL_UINT8, peer);
 }
 
 static tddp_status copy(const launch *self, const void *from, void *into, size_t bytes)
@@ -58,23 +65,13 @@ static tddp_status copy(const launch *self, const void *from, void *into, size_t
     if (from == into || bytes == 0) {
         return TDDP_OK;
     }
-    return tddp_cuda_check(self->cuda,
-                           self->cuda->cudaMemcpyAsync(into, from, bytes, TDDP_CUDA_COPY_ANY,
-                                                       self->communicator->stream),
-                           "cudaMemcpyAsync");
+    return tddp_cuda_check(
+        self->cuda,
+        self->cuda->cudaMemcpyAsync(into, from, bytes, TDDP_CUDA_COPY_ANY, self->stream),
+        "cudaMemcpyAsync");
 }
 
 /* --- equal parts ----------------------------------------------------------------------------- */
-
-static bool all_equal(const launch *self, const tddp_buffer *parts)
-{
-    for (int rank = 1; rank < self->communicator->opts.size; rank++) {
-        if (parts[rank].count != parts->count) {
-            return false;
-        }
-    }
-    return true;
-}
 
 /* Contiguous memory for equal parts: the parts' own if they are contiguous, else allocated on
  * the stream. */
@@ -85,8 +82,8 @@ static tddp_status get_packed(const launch *self, const tddp_buffer *buffer,
     if (packed->data) {
         return TDDP_OK;
     }
-    tddp_status status = tddp_cuda_allocate(self->cuda, tddp_buffer_bytes(buffer),
-                                            self->communicator->stream, packed);
+    tddp_status status =
+        tddp_cuda_allocate(self->cuda, tddp_buffer_bytes(buffer), self->stream, packed);
     return status
                ? tddp_fail(status, "%s, for parts that do not lie end to end", tddp_error_message())
                : TDDP_OK;
@@ -96,7 +93,7 @@ static tddp_status copy_parts(const launch *self, const tddp_buffer *parts, char
 {
     const size_t each = tddp_buffer_bytes(parts);
     tddp_status status = TDDP_OK;
-    for (int rank = 0; rank < self->communicator->opts.size && status == TDDP_OK; rank++) {
+    for (int rank = 0; rank < self->size && status == TDDP_OK; rank++) {
         char *slot = packed + (size_t)rank * each;
         status = in ? copy(self, parts[rank].data, slot, each)
                     : copy(self, slot, parts[rank].data, each);
@@ -113,7 +110,7 @@ static tddp_status release_packed(const launch *self, const tddp_buffer *buffer,
         return status;
     }
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    tddp_status released = tddp_cuda_release(self->cuda, self->communicator->stream, packed);
+    tddp_status released = tddp_cuda_release(self->cuda, self->stream, packed);
     return status ? tddp_fail(status, "%s", text) : released;
 }
 
@@ -140,13 +137,6 @@ static tddp_status find_reduction(const launch *self, tddp_nccl_type *type, int 
     return status;
 }
 
-static void release_reduction(const launch *self, int redop, bool made)
-{
-    if (made) {
-        (void)self->nccl->ncclRedOpDestroy(redop, self->comm);
-    }
-}
-
 /* Several buffers, each in place: NCCL fuses them into one launch. */
 static tddp_status reduce_bundled(const launch *self, tddp_nccl_type type, int redop)
 {
@@ -154,9 +144,8 @@ static tddp_status reduce_bundled(const launch *self, tddp_nccl_type type, int r
     tddp_nccl_result result = self->nccl->ncclGroupStart();
     for (size_t i = 0; i < op->bundled; i++) {
         const tddp_buffer *each = &op->output_parts[i];
-        result = first_error(result, self->nccl->ncclAllReduce(
-                                         each->data, each->data, each->count * type.each, type.type,
-                                         redop, self->comm, self->communicator->stream));
+        result = first_error(result, PUT(self, ncclAllReduce, each->data, each->data,
+                                         each->count * type.each, type.type, redop));
     }
     return end_group(self, result, "ncclAllReduce");
 }
@@ -173,11 +162,8 @@ static tddp_status scatter_equal_parts(const launch *self, tddp_nccl_type type, 
         status = copy_parts(self, op->input_parts, packed.data, true);
     }
     if (status == TDDP_OK) {
-        status = check(self,
-                       self->nccl->ncclReduceScatter(packed.data, op->output.data,
-                                                     op->output.count * type.each, type.type, redop,
-                                                     self->comm, self->communicator->stream),
-                       "ncclReduceScatter");
+        status = CALL(self, ncclReduceScatter, packed.data, op->output.data,
+                      op->output.count * type.each, type.type, redop);
     }
     return release_packed(self, &op->input, &packed, status);
 }
@@ -185,19 +171,18 @@ static tddp_status scatter_equal_parts(const launch *self, tddp_nccl_type type, 
 static tddp_status reduce_scatter(const launch *self, tddp_nccl_type type, int redop)
 {
     const tddp_op *op = self->op;
+    size_t each;
     if (op->input.count == 0) {
         return TDDP_OK;
     }
-    if (all_equal(self, op->input_parts)) {
+    if (tddp_op_is_uniform(op, self->size, &each)) {
         return scatter_equal_parts(self, type, redop);
     }
     tddp_nccl_result result = self->nccl->ncclGroupStart();
-    for (int rank = 0; rank < self->communicator->opts.size; rank++) {
+    for (int rank = 0; rank < self->size; rank++) {
         const tddp_buffer *part = &op->input_parts[rank];
-        result = first_error(result,
-                             self->nccl->ncclReduce(part->data, op->output.data,
-                                                    part->count * type.each, type.type, redop, rank,
-                                                    self->comm, self->communicator->stream));
+        result = first_error(result, PUT(self, ncclReduce, part->data, op->output.data,
+                                         part->count * type.each, type.type, redop, rank));
     }
     return end_group(self, result, "ncclReduce");
 }
@@ -205,9 +190,6 @@ static tddp_status reduce_scatter(const launch *self, tddp_nccl_type type, int r
 static tddp_status reduce(const launch *self)
 {
     const tddp_op *op = self->op;
-    const tddp_nccl *nccl = self->nccl;
-    tddp_nccl_comm comm = self->comm;
-    tddp_cuda_stream stream = self->communicator->stream;
     tddp_nccl_type type;
     int redop = 0;
     bool made;
@@ -216,24 +198,20 @@ static tddp_status reduce(const launch *self)
         return status;
     }
     const size_t count = op->output.count * type.each;
-    switch (op->kind) {
-    case TDDP_OP_ALL_REDUCE:
-        status = op->bundled > 0 ? reduce_bundled(self, type, redop)
-                                 : check(self,
-                                         nccl->ncclAllReduce(op->input.data, op->output.data, count,
-                                                             type.type, redop, comm, stream),
-                                         "ncclAllReduce");
-        break;
-    case TDDP_OP_REDUCE:
-        status = check(self,
-                       nccl->ncclReduce(op->input.data, op->output.data, count, type.type, redop,
-                                        op->root, comm, stream),
-                       "ncclReduce");
-        break;
-    default:
+    if (op->kind == TDDP_OP_REDUCE_SCATTER) {
         status = reduce_scatter(self, type, redop);
+    } else if (op->kind == TDDP_OP_REDUCE) {
+        status = CALL(self, ncclReduce, op->input.data, op->output.data, count, type.type, redop,
+                      op->root);
+    } else if (op->bundled > 0) {
+        status = reduce_bundled(self, type, redop);
+    } else {
+        status =
+            CALL(self, ncclAllReduce, op->input.data, op->output.data, count, type.type, redop);
     }
-    release_reduction(self, redop, made);
+    if (made) {
+        (void)self->nccl->ncclRedOpDestroy(redop, self->comm);
+    }
     return status;
 }
 
@@ -242,11 +220,8 @@ static tddp_status reduce(const launch *self)
 static tddp_status broadcast(const launch *self)
 {
     const tddp_op *op = self->op;
-    return check(self,
-                 self->nccl->ncclBroadcast(op->input.data, op->output.data,
-                                           tddp_buffer_bytes(&op->output), TDDP_NCCL_UINT8,
-                                           op->root, self->comm, self->communicator->stream),
-                 "ncclBroadcast");
+    return CALL(self, ncclBroadcast, op->input.data, op->output.data,
+                tddp_buffer_bytes(&op->output), TDDP_NCCL_UINT8, op->root);
 }
 
 static tddp_status all_gather_equal_parts(const launch *self)
@@ -257,11 +232,8 @@ static tddp_status all_gather_equal_parts(const launch *self)
     if (status) {
         return status;
     }
-    status =
-        check(self,
-              self->nccl->ncclAllGather(op->input.data, packed.data, tddp_buffer_bytes(&op->input),
-                                        TDDP_NCCL_UINT8, self->comm, self->communicator->stream),
-              "ncclAllGather");
+    status = CALL(self, ncclAllGather, op->input.data, packed.data, tddp_buffer_bytes(&op->input),
+                  TDDP_NCCL_UINT8);
     if (status == TDDP_OK && packed.data != op->output.data) {
         status = copy_parts(self, op->output_parts, packed.data, false);
     }
@@ -271,26 +243,26 @@ static tddp_status all_gather_equal_parts(const launch *self)
 static tddp_status all_gather(const launch *self)
 {
     const tddp_op *op = self->op;
+    size_t each;
     if (op->output.count == 0) {
         return TDDP_OK;
     }
-    if (all_equal(self, op->output_parts)) {
+    if (tddp_op_is_uniform(op, self->size, &each)) {
         return all_gather_equal_parts(self);
     }
     tddp_nccl_result result = self->nccl->ncclGroupStart();
-    for (int rank = 0; rank < self->communicator->opts.size; rank++) {
+    for (int rank = 0; rank < self->size; rank++) {
         const tddp_buffer *part = &op->output_parts[rank];
-        const void *from = rank == self->communicator->opts.rank ? op->input.data : part->data;
-        result = first_error(result, self->nccl->ncclBroadcast(
-                                         from, part->data, tddp_buffer_bytes(part), TDDP_NCCL_UINT8,
-                                         rank, self->comm, self->communicator->stream));
+        const void *from = rank == self->rank ? op->input.data : part->data;
+        result = first_error(result, PUT(self, ncclBroadcast, from, part->data,
+                                         tddp_buffer_bytes(part), TDDP_NCCL_UINT8, rank));
     }
     return end_group(self, result, "ncclBroadcast");
 }
 
 static tddp_status exchange(const launch *self)
 {
-    const int local = self->communicator->opts.rank;
+    const int local = self->rank;
     const tddp_buffer from = tddp_op_sends(self->op, local, local);
     const tddp_buffer into = tddp_op_receives(self->op, local, local);
     if (from.count > 0 && into.count > 0) {
@@ -300,7 +272,7 @@ static tddp_status exchange(const launch *self)
         }
     }
     tddp_nccl_result result = self->nccl->ncclGroupStart();
-    for (int peer = 0; peer < self->communicator->opts.size; peer++) {
+    for (int peer = 0; peer < self->size; peer++) {
         const tddp_buffer out = tddp_op_sends(self->op, local, peer);
         const tddp_buffer in = tddp_op_receives(self->op, local, peer);
         if (peer != local && out.count > 0) {
@@ -317,10 +289,7 @@ static tddp_status exchange(const launch *self)
 static tddp_status barrier(const launch *self)
 {
     void *memory = self->communicator->scratch;
-    return check(self,
-                 self->nccl->ncclAllReduce(memory, memory, 1, TDDP_NCCL_INT32, TDDP_NCCL_SUM,
-                                           self->comm, self->communicator->stream),
-                 "ncclAllReduce");
+    return CALL(self, ncclAllReduce, memory, memory, 1, TDDP_NCCL_INT32, TDDP_NCCL_SUM);
 }
 
 static tddp_status collective(const launch *self)
@@ -351,7 +320,7 @@ static tddp_status record(const tddp_cuda *cuda, tddp_cuda_event event, tddp_cud
 /* What precedes the operation on the caller's stream. */
 static tddp_status record_before(const launch *self, const tddp_nccl_request *request)
 {
-    tddp_cuda_stream stream = self->communicator->stream;
+    tddp_cuda_stream stream = self->stream;
     tddp_status status =
         tddp_cuda_check(self->cuda, self->cuda->cudaStreamWaitEvent(stream, request->ready, 0),
                         "cudaStreamWaitEvent");
@@ -368,7 +337,7 @@ static tddp_status put_messages(const launch *self, tddp_nccl_request *const *re
     tddp_nccl_result result = self->nccl->ncclGroupStart();
     for (size_t i = 0; i < count; i++) {
         const tddp_op *op = requests[i]->op;
-        const int peer = op->batched ? op->peer : 1 - self->communicator->opts.rank;
+        const int peer = op->batched ? op->peer : 1 - self->rank;
         result =
             first_error(result, op->kind == TDDP_OP_SEND ? send_bytes(self, &op->input, peer)
                                                          : receive_bytes(self, &op->output, peer));
@@ -387,7 +356,7 @@ static tddp_status put(launch *self, tddp_nccl_request *const *requests, size_t 
             tddp_op_is_p2p(self->op->kind) ? put_messages(self, requests, count) : collective(self);
     }
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
-        status = record(self->cuda, requests[i]->done, self->communicator->stream);
+        status = record(self->cuda, requests[i]->done, self->stream);
     }
     for (size_t i = 0; i < count && status == TDDP_OK; i++) {
         requests[i]->launched = true;
@@ -402,8 +371,11 @@ tddp_status tddp_nccl_launch(tddp_nccl_request *const *requests, size_t count)
     launch it = {.nccl = &communicator->libraries->nccl,
                  .cuda = communicator->libraries->cuda,
                  .communicator = communicator,
+                 .stream = communicator->stream,
                  .op = first->op,
-                 .deadline_ns = first->deadline_ns};
+                 .deadline_ns = first->deadline_ns,
+                 .rank = communicator->opts.rank,
+                 .size = communicator->opts.size};
     tddp_cuda_place place;
     tddp_status status = tddp_cuda_enter(it.cuda, communicator->opts.device, &place);
     if (status) {

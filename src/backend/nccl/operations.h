@@ -30,13 +30,12 @@ TDDP_NODISCARD tddp_status tddp_nccl_request_create(tddp_nccl_communicator *comm
  * same communicator, which is connected. */
 TDDP_NODISCARD tddp_status tddp_nccl_launch(tddp_nccl_request *const *requests, size_t count);
 
-/* Whether a launched request is complete, at once. Errors: of the device, of NCCL's own threads;
- * TDDP_GROUP_FAILED after an abort. */
-TDDP_NODISCARD tddp_status tddp_nccl_request_test(tddp_nccl_request *self, int *complete);
+/* The slots test() and order(). Whether a launched request is complete, at once. Errors: of the
+ * device, of NCCL's own threads; TDDP_GROUP_FAILED after an abort. */
+TDDP_NODISCARD tddp_status tddp_nccl_request_test(void *context, void *request, int *complete);
 
 /* Makes a stream of the device wait for a launched request. */
-TDDP_NODISCARD tddp_status tddp_nccl_request_order(tddp_nccl_request *self,
-                                                   tddp_cuda_stream stream);
+TDDP_NODISCARD tddp_status tddp_nccl_request_order(void *context, void *request, void *stream);
 
 /* The device time of a completed request; 0: not timed. */
 int64_t tddp_nccl_request_ns(const tddp_nccl_request *self);

@@ -8,7 +8,6 @@
 
 #include <tddp/trace.h>
 
-#include "backend/nccl/failures.h"
 #include "backend/nccl/operations.h"
 
 enum { TESTS_PER_CHECK = 8 }; /* of a request, for each check of its communicator */
@@ -107,8 +106,10 @@ static tddp_status test_event(tddp_nccl_request *self, int *complete)
     return self->tests++ % TESTS_PER_CHECK == 0 ? tddp_nccl_check(self->communicator) : TDDP_OK;
 }
 
-tddp_status tddp_nccl_request_test(tddp_nccl_request *self, int *complete)
+tddp_status tddp_nccl_request_test(void *context, void *request, int *complete)
 {
+    tddp_nccl_request *self = request;
+    (void)context;
     const tddp_cuda *cuda = self->libraries->cuda;
     tddp_cuda_place place;
     tddp_status status = tddp_cuda_enter(cuda, self->communicator->opts.device, &place);
@@ -119,8 +120,10 @@ tddp_status tddp_nccl_request_test(tddp_nccl_request *self, int *complete)
     return status;
 }
 
-tddp_status tddp_nccl_request_order(tddp_nccl_request *self, tddp_cuda_stream stream)
+tddp_status tddp_nccl_request_order(void *context, void *request, void *stream)
 {
+    const tddp_nccl_request *self = request;
+    (void)context;
     const tddp_cuda *cuda = self->libraries->cuda;
     tddp_cuda_place place;
     tddp_status status = tddp_cuda_enter(cuda, self->communicator->opts.device, &place);

@@ -7,11 +7,6 @@
 #include "backend/half.h"
 #include "backend/nccl/libraries.h"
 
-tddp_nccl_type tddp_nccl_type_to_move(tddp_dtype dtype)
-{
-    return (tddp_nccl_type){TDDP_NCCL_UINT8, tddp_dtype_size(dtype)};
-}
-
 static tddp_status refuse(tddp_dtype dtype, tddp_reduce_op op, const char *has)
 {
     return tddp_fail(TDDP_UNSUPPORTED, "nccl has no %s of %s: it has %s; use gloo for it",

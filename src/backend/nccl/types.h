@@ -10,9 +10,6 @@ typedef struct tddp_nccl_type {
     size_t each;
 } tddp_nccl_type;
 
-/* For data movement: any dtype, as bytes. */
-tddp_nccl_type tddp_nccl_type_to_move(tddp_dtype dtype);
-
 /* For reductions; `*redop` is NCCL's operation, unless it is TDDP_REDUCE_PREMUL_SUM. `version`
  * is NCCL's. Errors: TDDP_UNSUPPORTED, with what NCCL supports. */
 TDDP_NODISCARD tddp_status tddp_nccl_type_to_reduce(tddp_dtype dtype, tddp_reduce_op op,

@@ -11,6 +11,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/view_as_real.h>
@@ -19,6 +20,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "torch/tensor/blocking_ops.h"
+#include "torch/tensor/device.h"
 #include "torch/optim/fused_kernels.h"
 #include "torch/tensor/parallel.h"
 #include "torch/tensor/dense.h"
@@ -115,23 +117,38 @@ double local_norm(const Tensors &tensors, NormKind kind, double order)
     return sum;
 }
 
+// Reduces numbers in the CPU's memory where the group takes them: with NCCL alone, on the GPU of
+// the first tensor there, or the current one.
+at::Tensor over_ranks(tddp_group *group, const Tensors &tensors, const at::Tensor &numbers,
+                      tddp_reduce_op op, const tddp_wait *wait)
+{
+    const auto there = std::find_if(tensors.begin(), tensors.end(),
+                                    [](const at::Tensor &tensor) { return tensor.is_cuda(); });
+    const int32_t index = there == tensors.end() ? -1 : there->get_device();
+    const at::Tensor sent =
+        tddp_group_takes(group, TDDP_CPU) ? numbers : numbers.to(device_named(TDDP_CUDA, index));
+    all_reduce_blocking(group, sent, op, nullptr, wait);
+    return sent.to(at::kCPU);
+}
+
 // The maximum over the ranks, or NaN if a rank's value is NaN, which backends need not propagate.
-double largest_over_ranks(tddp_group *group, double value, const tddp_wait *wait)
+double largest_over_ranks(tddp_group *group, const Tensors &tensors, double value,
+                          const tddp_wait *wait)
 {
     const at::Tensor both = at::empty({2}, at::kDouble);
     double *numbers = both.data_ptr<double>();
     numbers[0] = std::isnan(value) ? 0 : value;
     numbers[1] = std::isnan(value) ? 1 : 0;
-    all_reduce_blocking(group, both, TDDP_REDUCE_MAX, nullptr, wait);
-    return numbers[1] > 0 ? std::numeric_limits<double>::quiet_NaN() : numbers[0];
+    const at::Tensor largest = over_ranks(group, tensors, both, TDDP_REDUCE_MAX, wait);
+    return largest.data_ptr<double>()[1] > 0 ? std::numeric_limits<double>::quiet_NaN()
+                                             : *largest.data_ptr<double>();
 }
 
-double sum_over_ranks(tddp_group *group, double value, const tddp_wait *wait)
+double sum_over_ranks(tddp_group *group, const Tensors &tensors, double value,
+                      const tddp_wait *wait)
 {
-    const at::Tensor one = at::empty({1}, at::kDouble);
-    *one.data_ptr<double>() = value;
-    all_reduce_blocking(group, one, TDDP_REDUCE_SUM, nullptr, wait);
-    return *one.data_ptr<double>();
+    const at::Tensor one = at::full({1}, value, at::kDouble);
+    return *over_ranks(group, tensors, one, TDDP_REDUCE_SUM, wait).data_ptr<double>();
 }
 
 double norm_of(const Tensors &tensors, double order, tddp_group *group, const tddp_wait *wait)
@@ -140,8 +157,8 @@ double norm_of(const Tensors &tensors, double order, tddp_group *group, const td
     const NormKind kind = kind_of(order);
     double sum = local_norm(tensors, kind, order);
     if (group) {
-        sum = kind == NormKind::largest ? largest_over_ranks(group, sum, wait)
-                                        : sum_over_ranks(group, sum, wait);
+        sum = kind == NormKind::largest ? largest_over_ranks(group, tensors, sum, wait)
+                                        : sum_over_ranks(group, tensors, sum, wait);
     }
     return kind == NormKind::squares  ? std::sqrt(sum)
            : kind == NormKind::powers ? std::pow(sum, 1 / order)
@@ -294,7 +311,7 @@ tddp_status tddp_unscale_gradients(const tddp_tensor *const *params, size_t coun
             found = unscale(gradients, factor) ? TDDP_GRADIENTS_FINITE : TDDP_GRADIENTS_NONFINITE;
         }
         if (group) {
-            found = static_cast<int>(largest_over_ranks(group, found, wait));
+            found = static_cast<int>(largest_over_ranks(group, gradients, found, wait));
         }
         *out = static_cast<tddp_gradients>(found);
     });

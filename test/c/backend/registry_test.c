@@ -82,10 +82,6 @@ TEST(invalid_tables_are_refused)
     other.post = post;
     CHECK_STATUS(tddp_backend_register(&other), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "post and finish or neither");
-    other = table("other");
-    other.copied_types = 1;
-    CHECK_STATUS(tddp_backend_register(&other), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "check with copied_types");
     CHECK_STATUS(tddp_backend_register(NULL), TDDP_INVALID_ARGUMENT);
 }
 

@@ -60,7 +60,7 @@ MULTI_TEST(the_part_for_the_cpu_has_shared_memory, 3, 60)
     check_both("cpu:gloo,cuda:nccl", "cpu:shm,cuda:nccl", rank, world_size, port);
 }
 
-/* The only part serves all memory: the group copies what it doesn't support. */
+/* The only part: the group copies a device's memory for one that takes the host's alone. */
 static void check_alone(const char *backend, const char *carrier, int rank, int ranks, int port)
 {
     tddp_store *store = open_store(rank, ranks, port);
@@ -70,7 +70,9 @@ static void check_alone(const char *backend, const char *carrier, int rank, int 
     host.stream = NULL;
     CHECK_TEXT(tddp_group_backend(device.group), backend);
     CHECK_TEXT(tddp_group_carrier(device.group), carrier);
-    check_operations(&host, 101);
+    if (tddp_group_takes(device.group, TDDP_CPU)) {
+        check_operations(&host, 101);
+    }
     check_operations(&device, 103);
     close_bench(&device);
     tddp_store_release(store);
@@ -102,6 +104,26 @@ MULTI_TEST(memory_of_the_group, 2, 30)
     CHECK_OK(tddp_all_reduce(self.group, filled(&host, data, 1000, 3), TDDP_REDUCE_SUM, 0, NULL));
     check_sums(&host, data, 1000, 3, 0);
     tddp_group_memory_release(memory);
+    close_bench(&self);
+    tddp_store_release(store);
+}
+
+/* One launch is of one kind of memory, although the group takes both. */
+MULTI_TEST(batches_of_both_kinds_of_memory, 2, 30)
+{
+    tddp_work *works[2];
+    tddp_store *store = open_store(rank, world_size, port);
+    bench self = open_bench("cpu:shm,cuda:nccl", store, rank, world_size, TDDP_CUDA);
+    bench host = self;
+    host.type = TDDP_CPU;
+    host.stream = NULL;
+    const tddp_op_args messages[2] = {
+        message_to(buffer_on(&self, input_memory, 10), 1 - rank, 0),
+        message_from(buffer_on(&host, output_memory, 10), 1 - rank, 0)};
+    CHECK_STATUS(tddp_batch_send_recv(self.group, messages, 2, works), TDDP_INVALID_ARGUMENT);
+    CHECK_CONTAINS(tddp_error_message(),
+                   "a batch of 2 messages has 1 in a device's memory: expected all or none");
+    check_one_buffer(&self, 5);
     close_bench(&self);
     tddp_store_release(store);
 }

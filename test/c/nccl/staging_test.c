@@ -41,10 +41,6 @@ BY_RANKS(cuda_over_shm, 2, "shm", TDDP_CUDA)
 BY_RANKS(cuda_over_shm, 3, "shm", TDDP_CUDA)
 BY_RANKS(cuda_over_shm, 4, "shm", TDDP_CUDA)
 BY_RANKS(cuda_over_fake, 2, "fake", TDDP_CUDA)
-BY_RANKS(cpu_over_nccl, 1, "nccl", TDDP_CPU)
-BY_RANKS(cpu_over_nccl, 2, "nccl", TDDP_CPU)
-BY_RANKS(cpu_over_nccl, 3, "nccl", TDDP_CPU)
-BY_RANKS(cpu_over_nccl, 4, "nccl", TDDP_CPU)
 
 #define OVER_GLOO(ranks)                                          \
     MULTI_TEST(cuda_over_gloo_##ranks, ranks, 60)                 \
@@ -173,23 +169,21 @@ MULTI_TEST(memory_for_copies_is_reused, 1, 30)
     tddp_store_release(store);
 }
 
-/* The second message of each batch is refused, after the first one was copied. */
-MULTI_TEST(memory_of_messages_that_were_not_launched_is_reused, 2, 30)
+/* The group goes on. */
+TEST(host_memory_with_nccl_alone_is_refused)
 {
-    enum { ROUNDS = 4, EACH = 1000 };
-    tddp_work *works[2];
-    int after[ROUNDS];
-    tddp_store *store = open_store(rank, world_size, port);
-    bench self = open_bench("nccl", store, rank, world_size, TDDP_CPU);
-    const tddp_op_args messages[] = {
-        message_to(buffer_on(&self, input_memory, EACH), 1 - rank, 0),
-        message_from(buffer_on(&self, output_memory, EACH), TDDP_ANY_SOURCE, 0)};
-    for (int round = 0; round < ROUNDS; round++) {
-        CHECK_STATUS(tddp_batch_send_recv(self.group, messages, 2, works), TDDP_UNSUPPORTED);
-        after[round] = standin_alive();
-        CHECK_INT(after[round], after[0]);
-    }
-    close_bench(&self);
+    tddp_store *store;
+    CHECK_OK(tddp_hash_store_create(1000, &store));
+    tddp_group *group = open_on("nccl", store, 0, 1);
+    tddp_buffer buffer = {input_memory, 8, TDDP_INT32, TDDP_CPU, 0, NULL};
+    CHECK_STATUS(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL), TDDP_UNSUPPORTED);
+    CHECK_CONTAINS(tddp_error_message(), "all_reduce: backend nccl takes no cpu memory");
+    CHECK_CONTAINS(tddp_error_message(), "\"cpu:gloo,cuda:nccl\"");
+    CHECK_INT(tddp_group_takes(group, TDDP_CPU), 0);
+    CHECK_INT(tddp_group_takes(group, TDDP_CUDA), 1);
+    buffer = on_device(input_memory, 8, TDDP_INT32);
+    CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
+    tddp_group_release(group);
     tddp_store_release(store);
 }
 
@@ -239,6 +233,22 @@ TEST(callers_keep_their_device)
     CHECK_INT(self.cuda->cudaGetDevice(&device), 0);
     CHECK_INT(device, 1);
     close_bench(&self);
+    tddp_store_release(store);
+}
+
+/* Each rank has a device of its own, and nothing on device 0, where all its threads begin. */
+MULTI_TEST(no_context_on_another_device_by_copies, 2, 60)
+{
+    const int device = rank + 1;
+    tddp_store *store = open_store(rank, world_size, port);
+    tddp_group *group = open_on("shm", store, rank, world_size);
+    tddp_buffer buffer = on_device(input_memory, 8, TDDP_INT32);
+    buffer.device_index = device;
+    input_memory[7] = rank + 1;
+    CHECK_OK(tddp_all_reduce(group, buffer, TDDP_REDUCE_SUM, 0, NULL));
+    CHECK_INT(input_memory[7], 3);
+    CHECK_INT((int)standin_contexts(), 1 << device);
+    tddp_group_release(group);
     tddp_store_release(store);
 }
 

@@ -74,8 +74,7 @@ static bool nccl_reduces(tddp_dtype dtype, tddp_reduce_op op)
 
 static bool is_supported(const seq_program *program, const seq_op *op)
 {
-    bool by_nccl = program->carrier->nccl &&
-                   (op->device == TDDP_CUDA || strstr(program->carrier->backend, "cpu:") == NULL);
+    const bool by_nccl = program->carrier->nccl && op->device == TDDP_CUDA;
     return !by_nccl || nccl_reduces(op->dtype, op->reduce);
 }
 

@@ -81,7 +81,7 @@ typedef struct seq_carrier {
     bool threads; /* ranks are threads of one process */
     bool sweep;   /* each kind with each dtype and reduction, instead of what is drawn */
     bool stores;  /* each group needs a connection of its own: its operations wait in the store */
-    bool nccl;    /* memory of devices (of both kinds without `gloo`) is reduced by NCCL */
+    bool nccl;    /* memory of devices is reduced by NCCL */
 } seq_carrier;
 
 typedef struct seq_message {

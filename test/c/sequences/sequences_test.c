@@ -109,13 +109,10 @@ MULTI_TEST(over_delays, 1, 900)
 MULTI_TEST(over_nccl, 1, 900)
 {
     CHECK_INT(setenv("TDDP_SHM", "0", 1), 0);
-    carry((seq_carrier){.backend = "nccl",
-                        .most = 70000,
-                        .operations = 30,
-                        .cpu = true,
-                        .cuda = true,
-                        .nccl = true},
-          4);
+    carry(
+        (seq_carrier){
+            .backend = "nccl", .most = 70000, .operations = 30, .cuda = true, .nccl = true},
+        4);
 }
 
 MULTI_TEST(over_one_for_each_device, 1, 900)

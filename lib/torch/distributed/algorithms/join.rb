@@ -98,7 +98,7 @@ module Torch
           # @api private
           # @return [Array(Integer, Integer)] how many still have inputs, and how many of the others want an end to it
           def census(joinable, active, ended)
-            counts = Torch.tensor([active, ended], dtype: :int64)
+            counts = Distributed.send(:group_tensor, joinable.join_process_group, [active, ended], :int64)
             counts = counts.to(joinable.join_device) if joinable.join_device
             Distributed.all_reduce(counts, group: joinable.join_process_group).to_a
           end

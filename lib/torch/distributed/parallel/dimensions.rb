@@ -65,7 +65,7 @@ module Torch
         def mean(value)
           groups = data.select { |name| size(name) > 1 }.map { |name| @mesh.get_group(name) }
           groups.inject(value) do |sum, group|
-            total = Torch.tensor([sum], dtype: :float64)
+            total = Distributed.send(:group_tensor, group, [sum], :float64)
             Distributed.all_reduce(total, op: :avg, group: group)
             total.item
           end

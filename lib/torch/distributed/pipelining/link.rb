@@ -135,7 +135,7 @@ module Torch
         # @param number [Integer] one of several such messages
         def send_plain(peer, number, tensors)
           post(peer, header_of(tensors.map { |tensor| Form.of(tensor) }, number), PLAIN_HEADER, 0, number)
-          tensors.each { |tensor| post(peer, tensor, PLAIN, 0, number) }
+          tensors.each { |tensor| post(peer, tensor.to(@device), PLAIN, 0, number) }
         end
 
         # @return [Array<Torch::Tensor>]

@@ -92,7 +92,7 @@ module Torch
         end
 
         def all_reduced(group, values, operation)
-          tensor = Torch.tensor(values, dtype: :float64)
+          tensor = Torch::Distributed.send(:group_tensor, group, values, :float64)
           Torch::Distributed.all_reduce(tensor, op: Torch::Distributed::ReduceOp.const_get(operation), group: group)
           tensor.to_a
         end

@@ -82,8 +82,8 @@ module Torch
 
           def agree(plan)
             stale = stale?
-            exchanged = Torch.tensor([plan.root, plan.prepare ? 1 : 0, plan.sync ? 1 : 0, stale ? @process_group.rank : -1, stale ? 0 : 1], dtype: :int64)
-            exchanged = exchanged.to(@device) if @device
+            own = [plan.root, plan.prepare ? 1 : 0, plan.sync ? 1 : 0, stale ? @process_group.rank : -1, stale ? 0 : 1]
+            exchanged = Torch::Distributed.send(:group_tensor, @process_group, own, :int64)
             root, prepare, sync, stale, fresh = Torch::Distributed.all_reduce(exchanged, op: :max, group: @process_group).to_a
             Plan.new(root, prepare == 1, sync == 1, stale, fresh.zero?)
           end
@@ -109,8 +109,7 @@ module Torch
           # Those who had inputs longest have the model that all go on with.
           def sync_final_model(last)
             @core.divisor = @process_group.size if @divide_by_active
-            exchanged = Torch.tensor([last ? @process_group.rank : -1], dtype: :int64)
-            exchanged = exchanged.to(@device) if @device
+            exchanged = Torch::Distributed.send(:group_tensor, @process_group, [last ? @process_group.rank : -1], :int64)
             root = Torch::Distributed.all_reduce(exchanged, op: :max, group: @process_group).to_a.first
             broadcast_all(@parameters_of_model.state, root)
           end
