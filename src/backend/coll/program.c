@@ -169,14 +169,13 @@ static void combine(const tddp_op *op, const tddp_coll_step *step)
 
 static tddp_status execute(tddp_coll *coll, const tddp_op *op, tddp_coll_step *step)
 {
-    const tddp_transport_ops *transport = coll->transport;
     switch (step->kind) {
     case STEP_SEND:
-        return transport->send(coll->context, step->peer, step->tag, step->from, step->bytes,
-                               &step->transfer);
+        return tddp_coll_start_send(coll, step->peer, step->tag, step->from, step->bytes,
+                                    &step->transfer);
     case STEP_RECV:
-        return transport->recv(coll->context, step->peer, step->tag, step->to, step->bytes,
-                               &step->transfer);
+        return tddp_coll_start_recv(coll, step->peer, step->tag, step->to, step->bytes,
+                                    &step->transfer);
     case STEP_WAIT:
         return await_transfer(coll, &coll->program.steps[step->posted]);
     case STEP_EXPECT:
