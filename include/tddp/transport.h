@@ -22,6 +22,17 @@ extern "C" {
 #define TDDP_TRANSPORT_TAGS UINT64_C(0xffffffff00000000)
 
 /**
+ * What tddp_coll's tags are made of, for transports that have fewer bits. One is for the headers of
+ * collectives. With TDDP_TRANSPORT_MESSAGE the lower half is a program's tag, and between are 0, or
+ * a number that no other large message to this peer has at the time. In all others
+ * TDDP_TRANSPORT_PHASES say what a collective's payload is for: as long as the ranks' calls agree,
+ * which their headers tell, those of one phase are posted in the same order at both ends.
+ */
+#define TDDP_TRANSPORT_HEADER (TDDP_TRANSPORT_TAGS - 1)
+#define TDDP_TRANSPORT_MESSAGE (UINT64_C(1) << 63)
+#define TDDP_TRANSPORT_PHASES UINT64_C(7)
+
+/**
  * The functions of a transport. `context` is its own, one for a rank of a group. No function blocks
  * or runs code of a host language. Any thread may call any of them at any time, several at once,
  * but for one transfer one at a time.

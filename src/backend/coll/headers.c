@@ -17,9 +17,6 @@
 
 #include "backend/coll/coll.h"
 
-/* Below those of the transport and above those of messages (messages.c). */
-#define HEADER_TAG (TDDP_TRANSPORT_TAGS - 1)
-
 _Static_assert(sizeof(tddp_call) <= HEADER_BYTES, "a header has its place");
 
 /* --- links ----------------------------------------------------------------------------------- */
@@ -35,7 +32,7 @@ static tddp_status make_link(tddp_coll *coll, int peer)
     link->inbox[0] = link->memory;
     link->inbox[1] = link->memory + bytes;
     link->outbox = link->memory + 2 * bytes;
-    return coll->transport->recv(coll->context, peer, HEADER_TAG, link->inbox[0], bytes,
+    return coll->transport->recv(coll->context, peer, TDDP_TRANSPORT_HEADER, link->inbox[0], bytes,
                                  &link->arrivals[0]);
 }
 
@@ -67,7 +64,7 @@ tddp_status tddp_coll_post_inbox(tddp_coll *coll, int peer)
 {
     tddp_coll_link *link = &coll->links[peer];
     const unsigned later = link->next ^ 1u;
-    return coll->transport->recv(coll->context, peer, HEADER_TAG, link->inbox[later],
+    return coll->transport->recv(coll->context, peer, TDDP_TRANSPORT_HEADER, link->inbox[later],
                                  HEADER_BYTES + EAGER_BYTES, &link->arrivals[later]);
 }
 
@@ -79,7 +76,7 @@ tddp_status tddp_coll_post_header(tddp_coll *coll, const tddp_op *op, const tddp
     if (step->bytes > 0) {
         memcpy(link->outbox + HEADER_BYTES, step->from, step->bytes);
     }
-    return coll->transport->send(coll->context, step->peer, HEADER_TAG, link->outbox,
+    return coll->transport->send(coll->context, step->peer, TDDP_TRANSPORT_HEADER, link->outbox,
                                  HEADER_BYTES + step->bytes, &link->departure);
 }
 

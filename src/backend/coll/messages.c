@@ -55,7 +55,7 @@ typedef struct tddp_coll_request {
 /* Number 0 is for headers. */
 static uint64_t tag_of(uint32_t tag, uint32_t number)
 {
-    return UINT64_C(1) << 63 | (uint64_t)number << 32 | tag;
+    return TDDP_TRANSPORT_MESSAGE | (uint64_t)number << 32 | tag;
 }
 
 /* --- requests and their memory --------------------------------------------------------------- */

@@ -1,26 +1,19 @@
 /*
- * The backend table "mpi", and a group's context: communicators of its ranks, made from
- * MPI_COMM_WORLD by the members alone. Ranks learn each other's place in it through the store, so a
- * rank that does not come is an error in time, not a hang within MPI.
+ * The backend table "mpi": the transport, and all operations over it (tddp/transport.h). A group
+ * has communicators of its ranks, made from MPI_COMM_WORLD by the members alone. Ranks learn each
+ * other's place in it through the store, so a rank that does not come is an error in time, not a
+ * hang within MPI.
  */
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include <tddp/call.h>
 #include <tddp/meeting.h>
 
 #include "backend/mpi/mpi.h"
 
-enum { CHECK_MS = 1000, PLACE_BYTES = 32, SMALL_BYTES = 64 * 1024 };
-
-/* Groups that have not been destroyed: as long as there are some, MPI does not end. */
-static _Atomic int alive;
-
-int tddp_mpi_groups(void)
-{
-    return atomic_load(&alive);
-}
+enum { CHECK_MS = 1000, PLACE_BYTES = 32 };
 
 /* --- the members ----------------------------------------------------------------------------- */
 
@@ -91,24 +84,26 @@ static int tag_of(const char *name)
     return (int)(tddp_digest_fold(tddp_digest(TDDP_DIGEST_START, name, strlen(name))) % 32768);
 }
 
-static tddp_status make_communicators(tddp_mpi *self, const char *name, const int *places)
+static tddp_status make_communicators(tddp_mpi *self, const tddp_backend_opts *opts,
+                                      const int *places)
 {
     MPI_Group world;
     MPI_Group members;
-    MPI_Comm *comms[] = {&self->collectives, &self->headers, &self->payloads};
+    MPI_Comm *comms[] = {&self->program, &self->internal};
     tddp_status status = tddp_mpi_check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
     if (status) {
         return status;
     }
-    status = tddp_mpi_check(MPI_Group_incl(world, self->size, places, &members), "MPI_Group_incl");
+    status =
+        tddp_mpi_check(MPI_Group_incl(world, opts->world_size, places, &members), "MPI_Group_incl");
     (void)MPI_Group_free(&world);
     if (status) {
         return status;
     }
     for (size_t i = 0; i < sizeof comms / sizeof *comms && status == TDDP_OK; i++) {
-        status =
-            tddp_mpi_check(MPI_Comm_create_group(MPI_COMM_WORLD, members, tag_of(name), comms[i]),
-                           "MPI_Comm_create_group");
+        status = tddp_mpi_check(
+            MPI_Comm_create_group(MPI_COMM_WORLD, members, tag_of(opts->group), comms[i]),
+            "MPI_Comm_create_group");
         if (status == TDDP_OK) {
             status = tddp_mpi_check(MPI_Comm_set_errhandler(*comms[i], MPI_ERRORS_RETURN),
                                     "MPI_Comm_set_errhandler");
@@ -118,64 +113,87 @@ static tddp_status make_communicators(tddp_mpi *self, const char *name, const in
     return status;
 }
 
-/* --- life cycle ------------------------------------------------------------------------------ */
-
-static void abort_group(void *data)
+static tddp_status read_largest_tag(tddp_mpi *self)
 {
-    tddp_mpi *self = data;
-    atomic_store(&self->aborted, true);
+    int *most = NULL;
+    int found = 0;
+    if (MPI_Comm_get_attr(self->program, MPI_TAG_UB, &most, &found) || !found) {
+        return tddp_fail(TDDP_NETWORK, "MPI does not say which tags it has");
+    }
+    self->largest_tag = *most;
+    return TDDP_OK;
 }
 
-/* What MPI may still use stays, and the group counts as alive. */
-static void destroy(void *data)
+/* --- life cycle ------------------------------------------------------------------------------ */
+
+static void abort_group(void *context)
 {
-    tddp_mpi *self = data;
-    if (tddp_mpi_given_up() || self->comparing || self->lost) {
-        return;
-    }
-    MPI_Comm *comms[] = {&self->collectives, &self->headers, &self->payloads};
+    tddp_mpi *self = context;
+    atomic_store(&self->aborted, true);
+    tddp_eventcount_notify(self->events);
+}
+
+/* Where MPI was abandoned, the thread, which doesn't call it any more, still ends. */
+static void destroy(void *context)
+{
+    tddp_mpi *self = context;
+    MPI_Comm *comms[] = {&self->program, &self->internal};
+    tddp_coll_destroy(self->coll);
     for (size_t i = 0; i < sizeof comms / sizeof *comms; i++) {
-        if (*comms[i] != MPI_COMM_NULL) {
+        if (*comms[i] != MPI_COMM_NULL && !tddp_mpi_is_abandoned()) {
             (void)MPI_Comm_free(comms[i]);
         }
     }
-    free((void *)self->sent);
+    if (self->owns_events) {
+        tddp_eventcount_free(self->events);
+    }
+    tddp_mpi_remove_group();
     free(self);
-    atomic_fetch_sub(&alive, 1);
 }
 
 static tddp_status connect(tddp_mpi *self, const tddp_backend_opts *opts, const tddp_wait *wait)
 {
-    int *places = calloc((size_t)self->size, sizeof *places);
+    int *places = calloc((size_t)opts->world_size, sizeof *places);
     if (!places) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
     }
     tddp_status status = exchange_places(opts, wait, places);
-    if (status == TDDP_OK) {
-        status = make_communicators(self, opts->group, places);
-    }
+    status = status ? status : make_communicators(self, opts, places);
+    status = status ? status : read_largest_tag(self);
     free(places);
     return status;
+}
+
+static tddp_status open_coll(tddp_mpi *self, const tddp_backend_opts *opts)
+{
+    const tddp_coll_opts coll = {.size = sizeof coll,
+                                 .transport = &tddp_mpi_transport,
+                                 .context = self,
+                                 .rank = opts->rank,
+                                 .world_size = opts->world_size,
+                                 .names = opts->names,
+                                 .observer = opts->observer};
+    return tddp_coll_create(&coll, &self->coll);
 }
 
 static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **out)
 {
     tddp_status status = tddp_mpi_begin();
-    status = status ? status : tddp_mpi_make_reductions();
+    status = status ? status : tddp_mpi_add_group();
     if (status) {
         return status;
     }
     tddp_mpi *self = calloc(1, sizeof *self);
     if (!self) {
+        tddp_mpi_remove_group();
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
     }
-    self->rank = opts->rank;
-    self->size = opts->world_size;
-    self->collectives = self->headers = self->payloads = MPI_COMM_NULL;
-    self->sent = calloc((size_t)self->size, sizeof *self->sent);
-    atomic_fetch_add(&alive, 1);
-    status =
-        self->sent ? connect(self, opts, wait) : tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+    self->program = self->internal = MPI_COMM_NULL;
+    self->events = opts->events;
+    self->owns_events = !opts->events;
+    status = opts->events ? TDDP_OK : tddp_eventcount_create(&self->events);
+    status = status ? status : connect(self, opts, wait);
+    status = status ? status : open_coll(self, opts);
     if (status) {
         destroy(self);
         return status;
@@ -186,38 +204,29 @@ static tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, 
 
 /* --- operations ------------------------------------------------------------------------------ */
 
-static tddp_status run(void *data, const tddp_op *op)
+static tddp_status run(void *context, const tddp_op *op)
 {
-    tddp_mpi *self = data;
-    tddp_status status = tddp_mpi_begin();
-    if (status) {
-        return status;
-    }
-    tddp_mpi_limits limits = tddp_mpi_limits_of(self, op);
-    status = tddp_mpi_compare(self, op, &limits);
-    if (status || op->kind == TDDP_OP_BARRIER) {
-        return status;
-    }
-    if (tddp_mpi_has_carried(self)) {
-        tddp_mpi_take_carried(self, op);
-        return TDDP_OK;
-    }
-    switch (op->kind) {
-    case TDDP_OP_ALL_REDUCE:
-    case TDDP_OP_REDUCE:
-    case TDDP_OP_REDUCE_SCATTER:
-        return tddp_mpi_reduce(self, op, &limits);
-    default:
-        return tddp_mpi_move(self, op, &limits);
-    }
+    return tddp_coll_run(((tddp_mpi *)context)->coll, op);
 }
 
-/* Once all ranks have come, small operations take no time: until then they can be left. */
-static int resumes(void *data, const tddp_op *op)
+static tddp_status post(void *context, const tddp_op *op, void **request)
 {
-    (void)data;
-    const size_t count = op->input.count > op->output.count ? op->input.count : op->output.count;
-    return count * tddp_dtype_size(op->output.dtype) <= SMALL_BYTES;
+    return tddp_coll_post(((tddp_mpi *)context)->coll, op, request);
+}
+
+static tddp_status finish(void *context, void *request, int *source)
+{
+    return tddp_coll_finish(((tddp_mpi *)context)->coll, request, source);
+}
+
+static tddp_status probe(void *context, void *request, int *source)
+{
+    return tddp_coll_probe(((tddp_mpi *)context)->coll, request, source);
+}
+
+static struct tddp_eventcount *events(void *context)
+{
+    return ((tddp_mpi *)context)->events;
 }
 
 static const tddp_backend_v1 backend = {
@@ -228,10 +237,12 @@ static const tddp_backend_v1 backend = {
     .create = create,
     .abort = abort_group,
     .destroy = destroy,
-    .post = tddp_mpi_post,
-    .finish = tddp_mpi_finish,
-    .traits = TDDP_BACKEND_RESUMES,
-    .resumes = resumes,
+    .post = post,
+    .finish = finish,
+    .traits = TDDP_BACKEND_SHARES_HOSTS | TDDP_BACKEND_WHOLE_JOB | TDDP_BACKEND_RESUMES,
+    .events = events,
+    .probe = probe,
+    .drop = tddp_coll_drop,
     .op_count = TDDP_OP_COUNT,
     .run = {[TDDP_OP_ALL_REDUCE] = run,
             [TDDP_OP_BROADCAST] = run,

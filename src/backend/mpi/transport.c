@@ -1,0 +1,173 @@
+/*
+ * The functions of the transport: messages of 64-bit tags and any size as MPI's, whose tags have 15
+ * bits or more and whose counts are ints. Any thread; MPI itself is called by requests.c.
+ *
+ * MPI matches messages of one sender, communicator and tag in their order. So tddp_coll's tags
+ * (tddp/transport.h) need no more than that those are told apart which may be posted in different
+ * orders at both ends: a program's own have a communicator of their own; headers, large messages by
+ * their number, and the phases of collectives share the other.
+ */
+#include <inttypes.h>
+#include <limits.h>
+#include <stdlib.h>
+
+#include "backend/mpi/mpi.h"
+
+/* What the lowest bits of a tag of MPI's are, where it is not a program's. */
+enum { KIND_HEADER = 0, KIND_LARGE = 1, KIND_PHASES = 8, KINDS = 16 };
+
+enum { BLOCK_BYTES = 1 << 20 };
+
+static tddp_status set_tag(const tddp_mpi *self, uint64_t tag, tddp_mpi_message *out)
+{
+    const uint32_t own = (uint32_t)tag;
+    const uint64_t number = (tag & ~TDDP_TRANSPORT_MESSAGE) >> 32;
+    uint64_t folded = 0;
+    int kind = KIND_HEADER;
+    out->comm = self->internal;
+    if (!(tag & TDDP_TRANSPORT_MESSAGE)) {
+        folded = tag >> 3 ^ tag >> 33;
+        kind = KIND_PHASES + (int)(tag & TDDP_TRANSPORT_PHASES);
+    } else if (tag != TDDP_TRANSPORT_HEADER && number > 0) {
+        folded = number;
+        kind = KIND_LARGE;
+    } else if (tag != TDDP_TRANSPORT_HEADER) {
+        if (own > (uint32_t)self->largest_tag) {
+            return tddp_fail(TDDP_UNSUPPORTED, "tag %" PRIu32 ": expected at most %d with this MPI",
+                             own, self->largest_tag);
+        }
+        out->comm = self->program;
+        out->tag = (int)own;
+        return TDDP_OK;
+    }
+    const uint64_t room = ((uint64_t)self->largest_tag + 1) / KINDS;
+    out->tag = (int)(folded % room) * KINDS + kind;
+    return TDDP_OK;
+}
+
+/* A count of bytes, or where that has no room in an int, one of a type made for it. */
+static tddp_status set_size(size_t bytes, tddp_mpi_message *out)
+{
+    if (bytes <= INT_MAX) {
+        out->count = (int)bytes;
+        out->type = MPI_BYTE;
+        return TDDP_OK;
+    }
+    const size_t rest = bytes % BLOCK_BYTES;
+    int counts[] = {(int)(bytes / BLOCK_BYTES), (int)rest};
+    MPI_Aint offsets[] = {0, (MPI_Aint)(bytes - rest)};
+    MPI_Datatype types[] = {MPI_BYTE, MPI_BYTE};
+    int code = MPI_Type_contiguous(BLOCK_BYTES, MPI_BYTE, &types[0]);
+    if (code == MPI_SUCCESS) {
+        code = MPI_Type_create_struct(2, counts, offsets, types, &out->type);
+        (void)MPI_Type_free(&types[0]);
+    }
+    out->count = 1;
+    return tddp_mpi_check(code ? code : MPI_Type_commit(&out->type), "a type for a large message");
+}
+
+static tddp_status check_group(const tddp_mpi *self)
+{
+    if (tddp_mpi_is_abandoned()) {
+        return tddp_mpi_begin(); /* says so */
+    }
+    return atomic_load(&self->aborted) ? tddp_fail(TDDP_GROUP_FAILED, "aborted") : TDDP_OK;
+}
+
+static tddp_status post(tddp_mpi *self, bool sends, tddp_mpi_message *message, uint64_t tag,
+                        size_t bytes, void **out)
+{
+    tddp_status status = check_group(self);
+    status = status ? status : set_tag(self, tag, message);
+    tddp_mpi_transfer *made = status ? NULL : calloc(1, sizeof *made);
+    if (!made) {
+        return status ? status : tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
+    }
+    made->group = self;
+    made->sends = sends;
+    status = set_size(bytes, message);
+    if (status == TDDP_OK) {
+        status = tddp_mpi_start(made, message);
+        if (message->type != MPI_BYTE) {
+            (void)MPI_Type_free(&message->type); /* once the message is complete */
+        }
+    }
+    if (status) {
+        free(made);
+        return status;
+    }
+    *out = made;
+    return TDDP_OK;
+}
+
+static tddp_status send(void *context, int peer, uint64_t tag, const void *data, size_t bytes,
+                        void **transfer)
+{
+    /* A message has one pointer for both directions; a send doesn't write. */
+    tddp_mpi_message message = {.data = (void *)(uintptr_t)data, .peer = peer};
+    return post(context, true, &message, tag, bytes, transfer);
+}
+
+static tddp_status recv(void *context, int peer, uint64_t tag, void *data, size_t bytes,
+                        void **transfer)
+{
+    tddp_mpi_message message = {.data = data,
+                                .peer = peer == TDDP_ANY_SOURCE ? MPI_ANY_SOURCE : peer};
+    return post(context, false, &message, tag, bytes, transfer);
+}
+
+static tddp_status test(void *context, void *transfer, int *complete, int *source)
+{
+    const tddp_mpi_transfer *self = transfer;
+    *complete = atomic_load(&self->complete);
+    if (!*complete) {
+        tddp_status status = check_group(context);
+        *complete = status != TDDP_OK;
+        return status;
+    }
+    if (source) {
+        *source = self->source;
+    }
+    return tddp_mpi_check(self->code, "a message");
+}
+
+static void release(void *context, void *transfer)
+{
+    (void)context;
+    tddp_mpi_end(transfer);
+    free(transfer);
+}
+
+static struct tddp_eventcount *events(void *context)
+{
+    return ((tddp_mpi *)context)->events;
+}
+
+/* MPI doesn't tell which ranks have gone; mpirun ends the others. */
+static tddp_status check_peer(void *context, int peer, uint64_t sequence)
+{
+    (void)peer;
+    (void)sequence;
+    return check_group(context);
+}
+
+static void report_failure(void *context, tddp_status status, const char *text)
+{
+    (void)context;
+    (void)status;
+    (void)text;
+    tddp_mpi_limit_end();
+}
+
+const tddp_transport_ops tddp_mpi_transport = {
+    .size = sizeof(tddp_transport_ops),
+    .send = send,
+    .recv = recv,
+    .test = test,
+    .release = release,
+    .events = events,
+    .check_peer = check_peer,
+    .report_failure = report_failure,
+    .progress = tddp_mpi_progress,
+    .arm = tddp_mpi_arm,
+};
