@@ -125,7 +125,7 @@ static tddp_status test(void *context, void *transfer, int *complete, int *sourc
         *complete = status != TDDP_OK;
         return status;
     }
-    if (source) {
+    if (source && !self->sends) {
         *source = self->source;
     }
     return tddp_mpi_check(self->code, "a message");
