@@ -1,11 +1,11 @@
 /**
  * @file transport.h
- * @brief What moves messages between two ranks of a group, and the operations of groups over it.
+ * @brief What moves messages between two ranks of a group, and how that becomes a backend.
  *
- * A transport is a table of functions over a library for networks (Gloo, UCX). It knows messages
- * and peers, and nothing of collectives: tddp_coll implements all operations over any transport, so
- * that a backend for a network is a transport, a tddp_coll over it, and a tddp_backend_v1 whose
- * slots call the tddp_coll.
+ * A transport is a table of functions over a library for networks (Gloo, UCX, MPI). It knows
+ * messages and connections, and nothing of collectives, of causes of failures, or of how ranks
+ * meet: libtddp has all that once, over any transport. A module is a transport: its
+ * tddp_backend_query() returns tddp_transport_backend() of its table.
  */
 #ifndef TDDP_TRANSPORT_H
 #define TDDP_TRANSPORT_H
@@ -16,39 +16,47 @@
 extern "C" {
 #endif
 
-/* --- transports ------------------------------------------------------------------------------ */
-
-/** The first of the tags that tddp_coll does not use. */
-#define TDDP_TRANSPORT_TAGS UINT64_C(0xffffffff00000000)
-
 /**
- * What tddp_coll's tags are made of, for transports that have fewer bits. One is for the headers of
- * collectives. With TDDP_TRANSPORT_MESSAGE the lower half is a program's tag, and between are 0, or
- * a number that no other large message to this peer has at the time. In all others
- * TDDP_TRANSPORT_PHASES say what a collective's payload is for: as long as the ranks' calls agree,
- * which their headers tell, those of one phase are posted in the same order at both ends.
+ * Tags have at most so many bits, of which the highest are the kind. A transport whose own tags
+ * have fewer needs to tell apart, of TDDP_TRANSPORT_PROGRAM_TAG, all that differ in the lower 32
+ * bits; of the other kinds those that differ in the lowest three. Those that differ only between
+ * are posted in the same order at both ends (a collective's payloads, while the ranks' calls
+ * agree), or are numbers of large messages to a peer, of which far less than 2^13 are under way at
+ * a time.
  */
-#define TDDP_TRANSPORT_HEADER (TDDP_TRANSPORT_TAGS - 1)
-#define TDDP_TRANSPORT_MESSAGE (UINT64_C(1) << 63)
-#define TDDP_TRANSPORT_PHASES UINT64_C(7)
+enum { TDDP_TRANSPORT_TAG_BITS = 47, TDDP_TRANSPORT_KIND_BITS = 2, TDDP_TRANSPORT_PROGRAM_TAG = 1 };
 
 /**
- * The functions of a transport. `context` is its own, one for a rank of a group. No function blocks
- * or runs code of a host language. Any thread may call any of them at any time, several at once,
- * but for one transfer one at a time.
+ * The functions of a transport. `context` is its own, one for a rank of a group. Any thread may
+ * call send() and all that follows it here, at any time, several at once, but for one transfer one
+ * at a time; they don't block, but for close(). Nothing runs code of a host language.
  *
  * Messages between two ranks with one tag match in the order in which their sends and receives were
- * posted. A message matches whether its receive was posted before or after its send. Tags from
- * TDDP_TRANSPORT_TAGS on are the transport's own.
+ * posted. A message matches whether its receive was posted before or after its send, and arrives
+ * after those that the same rank sent before, if their receives are posted.
  */
 typedef struct tddp_transport_ops {
-    size_t size; /**< sizeof(tddp_transport_ops) the transport was built with */
+    size_t size;      /**< sizeof(tddp_transport_ops) the transport was built with */
+    const char *name; /**< of its module, and of the backend over it */
+    uint32_t traits;  /**< tddp_backend_v1.traits beyond TDDP_BACKEND_RESUMES */
+
+    /** Makes what other ranks connect to, on the thread that creates the group, as connect() and
+     * destroy(). `opts->events` counts an event whenever a transfer may have ended. Sets
+     * `*context`, also after some errors, for destroy(), and `*address`, which stays the
+     * transport's: what the others need to reach this rank. */
+    tddp_status (*open)(const tddp_backend_opts *opts, void **context, tddp_slice *address);
+
+    /** Connects to all other ranks, whose addresses these are, by rank; blocks until `wait` is over
+     * at most. Messages may be sent then, although others may still be connecting. An error sets
+     * `*peer` if it is about that one. */
+    tddp_status (*connect)(void *context, const tddp_slice *addresses, const tddp_wait *wait,
+                           int *peer);
 
     /** Starts to send a message to another rank. The memory is the transport's, unchanged, until
      * test() says that the transfer is complete, or release() has returned. (A receive into it may
      * be posted before, if its sender needs this message first.) Zero bytes are a message too.
      * `*transfer` is the caller's, until release(). Errors: TDDP_PEER_LOST, TDDP_GROUP_FAILED
-     * (aborted), TDDP_OUT_OF_MEMORY, TDDP_NETWORK. */
+     * (closed), TDDP_OUT_OF_MEMORY, TDDP_NETWORK. */
     tddp_status (*send)(void *context, int peer, uint64_t tag, const void *data, size_t bytes,
                         void **transfer);
 
@@ -60,101 +68,52 @@ typedef struct tddp_transport_ops {
     /** Whether a transfer has ended: sets `*complete` to 0 or 1. Returns the status that it has
      * ended with, and sets the text unless that is TDDP_OK; TDDP_OK if it has not. Where a receive
      * has succeeded, sets `*source` to the sender's rank, unless `source` is NULL. May be called
-     * again after that. Errors: TDDP_PEER_LOST: the peer went before the transfer was complete;
-     * TDDP_GROUP_FAILED: aborted. */
+     * again after that. Errors: TDDP_PEER_LOST: the connection to the peer ended before the
+     * transfer was complete, and the text says how; of a receive from any source: those to all
+     * have. TDDP_GROUP_FAILED: closed by this rank. */
     tddp_status (*test)(void *context, void *transfer, int *complete, int *source);
 
     /** Frees a transfer. One that is not complete is canceled first; its memory is not used any
      * more once this returns, and the context may be of no further use. */
     void (*release)(void *context, void *transfer);
 
-    /** What counts an event whenever a transfer may have ended, a peer has gone, or the context was
-     * aborted; see tddp_backend_v1.events. Never NULL, the same each time. */
-    struct tddp_eventcount *(*events)(void *context);
-
-    /** TDDP_OK while it may succeed to wait for this peer, or for any with TDDP_ANY_SOURCE.
-     * `sequence` is the number of the collective that waits, which fails also if another rank has
-     * left the group before it; 0: a message. Errors, with a text that names the ranks and what is
-     * known of the cause: TDDP_PEER_LOST, TDDP_GROUP_FAILED (aborted). A peer has gone only once
-     * all that it sent before has arrived, so that the caller, who tests its transfer once more,
-     * finds it complete if it ever will be. */
-    tddp_status (*check_peer)(void *context, int peer, uint64_t sequence);
-
-    /** Called once an operation has failed, with its status and text, before its transfers are
-     * released: what is sent to the peers to tell them why has to be on its way then. NULL: nothing
-     * is. */
-    void (*report_failure)(void *context, tddp_status status, const char *text);
-
     /** Moves messages on the caller's thread; called before transfers are tested. NULL: that is
      * never needed, as the transport has a thread. */
     void (*progress)(void *context);
 
-    /** Called after the transfers were tested, before a thread sleeps on events(), or returns to a
-     * caller that may: from then on, until progress() is called, the transport's own thread moves
+    /** Called after the transfers were tested, before a thread sleeps on the events, or returns to
+     * a caller that may: from then on, until progress() is called, the transport's own thread moves
      * messages and counts events. NULL: it always does. */
     void (*arm)(void *context);
+
+    /** Ends all connections, and with them all transfers, current and later ones, once what was
+     * sent has arrived, or after so many milliseconds. May be called again. */
+    void (*close)(void *context, int64_t ms);
+
+    /** Frees the context, after close(); all transfers are released. */
+    void (*destroy)(void *context);
 } tddp_transport_ops;
 
-/* --- events, for transports in modules ------------------------------------------------------- */
-
-/** What threads sleep on until something may have changed. Caller frees it. Errors:
- * TDDP_OUT_OF_MEMORY. */
-TDDP_API TDDP_NODISCARD tddp_status tddp_eventcount_create(struct tddp_eventcount **out);
+/** The backend over a transport, for tddp_backend_query(); made anew by each call, and never freed,
+ * as modules are never unloaded. NULL, with a text: a function is missing, or memory. */
+TDDP_API const tddp_backend_v1 *tddp_transport_backend(const tddp_transport_ops *ops);
 
 /** Counts an event, after the change. Any thread; a system call only if a thread sleeps. */
 TDDP_API void tddp_eventcount_notify(struct tddp_eventcount *events);
 
-/** Frees it; no thread uses it. NULL is fine. */
-TDDP_API void tddp_eventcount_free(struct tddp_eventcount *events);
+/* --- for transports over sockets ------------------------------------------------------------- */
 
-/* --- operations over a transport ------------------------------------------------------------- */
+/** Seconds without an answer after which a machine counts as dead: TDDP_PEER_TIMEOUT, default 15;
+ * 0: only the system's own limits, which may be hours. Errors: TDDP_INVALID_ARGUMENT. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_transport_peer_timeout(int *seconds);
 
-/** The operations of one rank of a group over a transport. */
-typedef struct tddp_coll tddp_coll;
+/** Closes a connection's socket in programs that this process executes, which would hide this
+ * process's death from its peers; ends it after so many seconds without an answer, unless 0. */
+TDDP_API void tddp_transport_set_up_socket(int fd, int seconds);
 
-/** What tddp_coll_create() gets. */
-typedef struct tddp_coll_opts {
-    size_t size;                         /**< sizeof(tddp_coll_opts) of the caller */
-    const tddp_transport_ops *transport; /**< borrowed, like its context, until the end */
-    void *context;
-    int rank;
-    int world_size;
-    const int *names; /**< the ranks' names in messages, copied; NULL: their numbers */
-    /** Receives which ranks have entered an operation that timed out, until the end. */
-    tddp_observer observer;
-} tddp_coll_opts;
-
-/** Makes what operations need of memory, and posts a receive from each peer, which are connected.
- * The caller frees it. Errors: TDDP_INVALID_ARGUMENT (a transport without a function),
- * TDDP_OUT_OF_MEMORY, those of recv(). */
-TDDP_API TDDP_NODISCARD tddp_status tddp_coll_create(const tddp_coll_opts *opts, tddp_coll **out);
-
-/** Cancels the transfers that are left and frees them, before their transport ends. No operation is
- * running. NULL is fine. */
-TDDP_API void tddp_coll_destroy(tddp_coll *coll);
-
-/**
- * Runs a collective, as tddp_backend_run describes, on any thread, one at a time. Once the
- * operation's token is triggered it returns TDDP_CANCELED, at whatever point it waits, and is then
- * called again with the same operation, on any thread; an event tells when that may get on. After
- * another error the group is out of step, except for TDDP_INVALID_ARGUMENT and TDDP_UNSUPPORTED.
- */
-TDDP_API TDDP_NODISCARD tddp_status tddp_coll_run(tddp_coll *coll, const tddp_op *op);
-
-/** Starts a send or a receive, as tddp_backend_v1.post, for all of which there are events. */
-TDDP_API TDDP_NODISCARD tddp_status tddp_coll_post(tddp_coll *coll, const tddp_op *op,
-                                                   void **request);
-
-/** Ends one, as tddp_backend_v1.finish. Once the operation's token is triggered it returns
- * TDDP_CANCELED, and is then called again. */
-TDDP_API TDDP_NODISCARD tddp_status tddp_coll_finish(tddp_coll *coll, void *request, int *source);
-
-/** Waits for a receive's message, as tddp_backend_v1.probe; interrupted like finish(). */
-TDDP_API TDDP_NODISCARD tddp_status tddp_coll_probe(tddp_coll *coll, void *request, int *source);
-
-/** Frees a request that is not finished, as tddp_backend_v1.drop, also after tddp_coll_destroy().
- */
-TDDP_API void tddp_coll_drop(void *request);
+/** TDDP_SYSTEM if this process must not open as many files as connections to all other ranks need,
+ * and `others`: they would fail one by one, and later whatever else this process opens. */
+TDDP_API TDDP_NODISCARD tddp_status tddp_transport_check_descriptors(int world_size, int others);
 
 #ifdef __cplusplus
 }

@@ -10,22 +10,6 @@
 
 #include "backend/coll/coll.h"
 
-static tddp_status check_opts(const tddp_coll_opts *opts)
-{
-    const tddp_transport_ops *ops = opts->transport;
-    if (opts->size < sizeof *opts || !ops || ops->size < sizeof *ops || !ops->send || !ops->recv ||
-        !ops->test || !ops->release || !ops->events || !ops->check_peer) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT,
-                         "transport: expected all functions of tddp_transport_ops but "
-                         "report_failure, progress and arm");
-    }
-    if (opts->world_size < 1 || opts->rank < 0 || opts->rank >= opts->world_size) {
-        return tddp_fail(TDDP_INVALID_ARGUMENT, "rank %d of %d: expected 0 to %d", opts->rank,
-                         opts->world_size, opts->world_size - 1);
-    }
-    return TDDP_OK;
-}
-
 static tddp_status copy_names(tddp_coll *coll, const int *names)
 {
     const size_t count = (size_t)coll->size;
@@ -38,18 +22,19 @@ static tddp_status copy_names(tddp_coll *coll, const int *names)
 
 tddp_status tddp_coll_create(const tddp_coll_opts *opts, tddp_coll **out)
 {
-    tddp_status status = check_opts(opts);
-    tddp_coll *coll = status ? NULL : tddp_alloc(sizeof *coll);
+    tddp_coll *coll = tddp_alloc(sizeof *coll);
     if (!coll) {
-        return status ? status : TDDP_OUT_OF_MEMORY;
+        return TDDP_OUT_OF_MEMORY;
     }
     coll->transport = opts->transport;
     coll->context = opts->context;
+    coll->events = opts->events;
     coll->rank = opts->rank;
     coll->size = opts->world_size;
     coll->observer = opts->observer;
     pthread_mutex_init(&coll->mutex, NULL);
-    status = copy_names(coll, opts->names);
+    tddp_status status = tddp_coll_make_peers(coll);
+    status = status ? status : copy_names(coll, opts->names);
     status = status ? status : tddp_coll_make_program(coll);
     status = status ? status : tddp_coll_make_links(coll);
     if (status) {
@@ -60,6 +45,12 @@ tddp_status tddp_coll_create(const tddp_coll_opts *opts, tddp_coll **out)
     return TDDP_OK;
 }
 
+tddp_status tddp_coll_begin(tddp_coll *coll)
+{
+    const tddp_status status = tddp_coll_expect_notices(coll);
+    return status ? status : tddp_coll_expect_headers(coll);
+}
+
 void tddp_coll_destroy(tddp_coll *coll)
 {
     if (!coll) {
@@ -68,6 +59,7 @@ void tddp_coll_destroy(tddp_coll *coll)
     tddp_coll_end_program(coll);
     tddp_coll_end_messages(coll);
     tddp_coll_free_links(coll);
+    tddp_coll_free_peers(coll);
     pthread_mutex_destroy(&coll->mutex);
     free(coll->program.steps);
     free(coll->scratch);
@@ -115,6 +107,7 @@ static tddp_status begin(tddp_coll *coll, const tddp_op *op)
 tddp_status tddp_coll_run(tddp_coll *coll, const tddp_op *op)
 {
     tddp_status status = TDDP_OK;
+    atomic_store(&coll->sequence, op->sequence);
     if (coll->program.sequence != op->sequence) {
         status = begin(coll, op);
     }

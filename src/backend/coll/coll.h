@@ -12,6 +12,7 @@
 #include <pthread.h>
 
 #include <tddp/call.h>
+#include <tddp/observation.h>
 #include <tddp/transport.h>
 
 #include "base/base.h"
@@ -27,12 +28,22 @@
 
 enum { TDDP_COLL_WINDOW = 4 };
 
+/* Tags, of which two bits say what they are for: payloads of collectives (program.c), headers of
+ * messages by the user's tag, their payloads by a number (messages.c), and these. */
+enum { TDDP_COLL_KIND_BITS = 2 };
+#define TDDP_COLL_TAG(kind, rest) \
+    ((uint64_t)(kind) << (TDDP_TRANSPORT_TAG_BITS - TDDP_COLL_KIND_BITS) | (uint64_t)(rest))
+#define HEADER_TAG TDDP_COLL_TAG(3, 0)
+#define NOTICE_TAG TDDP_COLL_TAG(3, 1)
+#define HELLO_TAG TDDP_COLL_TAG(3, 2)
+
 /* What a payload is for. Between two ranks payloads of one phase are ordered. */
 typedef enum tddp_coll_phase { TO_OWNER = 0, FROM_OWNER = 1, DIRECT = 2 } tddp_coll_phase;
 
 /* An operation, as its waits see it. */
 typedef struct tddp_coll_wait {
     const tddp_op *op;
+    uint64_t sequence; /* a collective's; 0: a message */
     int64_t deadline;
     int64_t checked_at; /* when the peer was last checked */
     bool matched;       /* point to point: both sides have arrived */
@@ -92,9 +103,28 @@ typedef struct tddp_coll_link {
     uint32_t messages;               /* large messages sent so far; see messages.c */
 } tddp_coll_link;
 
-struct tddp_coll {
+/* A rank's last message: why it takes no further part. */
+typedef struct tddp_coll_notice {
+    uint64_t sequence; /* of its last collective */
+    uint32_t status;   /* TDDP_OK: the group was destroyed; else the failure */
+    char text[500];
+} tddp_coll_notice;
+
+/* A peer, as far as this rank can see. */
+typedef struct tddp_coll_peer {
+    enum { PEER_ACTIVE, PEER_LEFT, PEER_LOST } state;
+    int64_t since;           /* not active */
+    tddp_coll_notice notice; /* LOST without a status: the text says how its connection ended */
+    void *receive;           /* of the notice: the transport writes there until this has ended */
+    void *send;              /* of this rank's */
+    void *hellos[2];         /* while ranks connect: the receive, the send; NULL: complete */
+} tddp_coll_peer;
+
+typedef struct tddp_coll {
     const tddp_transport_ops *transport;
-    void *context;
+    void *context;           /* the transport's; NULL: it is not open */
+    tddp_eventcount *events; /* counts what the transport and aborts tell */
+    bool owns_events;
     int rank;
     int size;
     int *names; /* NULL: the ranks' own numbers */
@@ -109,17 +139,61 @@ struct tddp_coll {
     struct tddp_coll_request *requests;
     union tddp_coll_eager *idle; /* eager buffers, for reuse */
     size_t idle_count;
-};
+
+    _Atomic uint64_t sequence; /* of the last collective */
+    _Atomic bool aborted;
+    pthread_mutex_t peers_mutex; /* guards the following */
+    tddp_coll_peer *peers;
+    _Atomic bool has_noticed; /* this rank has sent its notice */
+    tddp_coll_notice notice;
+} tddp_coll;
+
+/* What tddp_coll_create() gets. */
+typedef struct tddp_coll_opts {
+    const tddp_transport_ops *transport; /* borrowed, like its context and the events */
+    void *context;
+    tddp_eventcount *events;
+    int rank;
+    int world_size;
+    const int *names; /* the ranks' names in messages, copied; NULL: their numbers */
+    tddp_observer observer;
+} tddp_coll_opts;
+
+/* --- coll.c ---------------------------------------------------------------------------------- */
+
+/* Makes what operations need of memory. */
+TDDP_NODISCARD tddp_status tddp_coll_create(const tddp_coll_opts *opts, tddp_coll **out);
+
+/* Posts a receive of each peer's first header and of its notice. The peers are connected. */
+TDDP_NODISCARD tddp_status tddp_coll_begin(tddp_coll *coll);
+
+/* Cancels the transfers that are left and frees them, before their transport ends. No operation is
+ * running. NULL is fine. */
+void tddp_coll_destroy(tddp_coll *coll);
+
+/*
+ * Runs a collective, as tddp_backend_run describes, on any thread, one at a time. Once the
+ * operation's token is triggered it returns TDDP_CANCELED, at whatever point it waits, and is then
+ * called again with the same operation, on any thread; an event tells when that may get on. After
+ * another error the group is out of step, except for TDDP_INVALID_ARGUMENT and TDDP_UNSUPPORTED.
+ */
+TDDP_NODISCARD tddp_status tddp_coll_run(tddp_coll *coll, const tddp_op *op);
 
 /* --- wait.c ---------------------------------------------------------------------------------- */
 
 void tddp_coll_wait_init(tddp_coll_wait *wait, const tddp_op *op);
 
+/* Start transfers, and say why a peer has gone to which that is not possible any more. */
+TDDP_NODISCARD tddp_status tddp_coll_start_send(tddp_coll *coll, int peer, uint64_t tag,
+                                                const void *data, size_t bytes, void **transfer);
+TDDP_NODISCARD tddp_status tddp_coll_start_recv(tddp_coll *coll, int peer, uint64_t tag, void *data,
+                                                size_t bytes, void **transfer);
+
 /* Waits until a transfer with this peer is complete. Returns what it has ended with; TDDP_CANCELED
  * without a text, once the operation's token is triggered; TDDP_TIMEOUT; or why the peer has gone.
  */
-TDDP_NODISCARD tddp_status tddp_coll_await(const tddp_coll *coll, tddp_coll_wait *wait,
-                                           void *transfer, int peer, int *source);
+TDDP_NODISCARD tddp_status tddp_coll_await(tddp_coll *coll, tddp_coll_wait *wait, void *transfer,
+                                           int peer, int *source);
 
 /* Whether a transfer has succeeded by now; NULL: no. */
 bool tddp_coll_is_complete(const tddp_coll *coll, void *transfer);
@@ -135,9 +209,26 @@ void tddp_coll_arm(const tddp_coll *coll);
 bool tddp_coll_is_fatal(tddp_status status);
 
 /* Tells the transport of a fatal status. Returns it. */
-tddp_status tddp_coll_report(const tddp_coll *coll, tddp_status status);
+tddp_status tddp_coll_report(tddp_coll *coll, tddp_status status);
 
 int tddp_coll_rank_name(const tddp_coll *coll, int rank);
+
+/* --- peers.c --------------------------------------------------------------------------------- */
+
+TDDP_NODISCARD tddp_status tddp_coll_make_peers(tddp_coll *coll);
+TDDP_NODISCARD tddp_status tddp_coll_expect_notices(tddp_coll *coll);
+void tddp_coll_free_peers(tddp_coll *coll);
+
+/* Tells the peers, once, why this rank takes no further part: what it waits for fails from now on.
+ */
+void tddp_coll_send_notice(tddp_coll *coll, tddp_status status, const char *text);
+
+/* TDDP_OK while it may succeed to wait for this peer, or for any with TDDP_ANY_SOURCE. `sequence`
+ * is the number of the collective that waits, which fails also if another rank has left the group
+ * before it; 0: a message. Errors, with a text that names the ranks and the cause: TDDP_PEER_LOST,
+ * TDDP_MISMATCH (on that rank), TDDP_GROUP_FAILED (aborted). What the peer sent before has arrived,
+ * if it ever will: the caller tests its transfer once more. */
+TDDP_NODISCARD tddp_status tddp_coll_check(tddp_coll *coll, int peer, uint64_t sequence);
 
 /* --- program.c ------------------------------------------------------------------------------- */
 
@@ -177,6 +268,7 @@ void tddp_coll_end_program(tddp_coll *coll);
 /* --- headers.c ------------------------------------------------------------------------------- */
 
 TDDP_NODISCARD tddp_status tddp_coll_make_links(tddp_coll *coll);
+TDDP_NODISCARD tddp_status tddp_coll_expect_headers(tddp_coll *coll);
 void tddp_coll_free_links(tddp_coll *coll);
 
 /* What STEP_EXPECT, STEP_ANSWER and STEP_HEADER do. */
@@ -190,6 +282,19 @@ TDDP_NODISCARD tddp_status tddp_coll_await_header(tddp_coll *coll, const tddp_op
 tddp_status tddp_coll_describe(tddp_coll *coll, const tddp_op *op, tddp_status status);
 
 /* --- messages.c ------------------------------------------------------------------------------ */
+
+/* Starts a send or a receive, as tddp_backend_v1.post, for all of which there are events. */
+TDDP_NODISCARD tddp_status tddp_coll_post(tddp_coll *coll, const tddp_op *op, void **request);
+
+/* Ends one, as tddp_backend_v1.finish. Once the operation's token is triggered it returns
+ * TDDP_CANCELED, and is then called again. */
+TDDP_NODISCARD tddp_status tddp_coll_finish(tddp_coll *coll, void *request, int *source);
+
+/* Waits for a receive's message, as tddp_backend_v1.probe; interrupted like finish(). */
+TDDP_NODISCARD tddp_status tddp_coll_probe(tddp_coll *coll, void *request, int *source);
+
+/* Frees a request that is not finished, as tddp_backend_v1.drop, also after tddp_coll_destroy(). */
+void tddp_coll_drop(void *request);
 
 /* Cancels the transfers of requests that are left, which may only be dropped then, and frees what
  * messages need of memory. */

@@ -32,8 +32,7 @@ static tddp_status make_link(tddp_coll *coll, int peer)
     link->inbox[0] = link->memory;
     link->inbox[1] = link->memory + bytes;
     link->outbox = link->memory + 2 * bytes;
-    return coll->transport->recv(coll->context, peer, TDDP_TRANSPORT_HEADER, link->inbox[0], bytes,
-                                 &link->arrivals[0]);
+    return TDDP_OK;
 }
 
 tddp_status tddp_coll_make_links(tddp_coll *coll)
@@ -42,6 +41,23 @@ tddp_status tddp_coll_make_links(tddp_coll *coll)
     tddp_status status = coll->links ? TDDP_OK : TDDP_OUT_OF_MEMORY;
     for (int peer = 0; peer < coll->size && status == TDDP_OK; peer++) {
         status = peer == coll->rank ? TDDP_OK : make_link(coll, peer);
+    }
+    return status;
+}
+
+/* A receive of the peer's next header but one, or, at first, of the next. */
+static tddp_status post_arrival(tddp_coll *coll, int peer, unsigned index)
+{
+    tddp_coll_link *link = &coll->links[peer];
+    return tddp_coll_start_recv(coll, peer, HEADER_TAG, link->inbox[index],
+                                HEADER_BYTES + EAGER_BYTES, &link->arrivals[index]);
+}
+
+tddp_status tddp_coll_expect_headers(tddp_coll *coll)
+{
+    tddp_status status = TDDP_OK;
+    for (int peer = 0; peer < coll->size && status == TDDP_OK; peer++) {
+        status = peer == coll->rank ? TDDP_OK : post_arrival(coll, peer, 0);
     }
     return status;
 }
@@ -62,10 +78,7 @@ void tddp_coll_free_links(tddp_coll *coll)
 
 tddp_status tddp_coll_post_inbox(tddp_coll *coll, int peer)
 {
-    tddp_coll_link *link = &coll->links[peer];
-    const unsigned later = link->next ^ 1u;
-    return coll->transport->recv(coll->context, peer, TDDP_TRANSPORT_HEADER, link->inbox[later],
-                                 HEADER_BYTES + EAGER_BYTES, &link->arrivals[later]);
+    return post_arrival(coll, peer, coll->links[peer].next ^ 1u);
 }
 
 tddp_status tddp_coll_post_header(tddp_coll *coll, const tddp_op *op, const tddp_coll_step *step)
@@ -76,8 +89,8 @@ tddp_status tddp_coll_post_header(tddp_coll *coll, const tddp_op *op, const tddp
     if (step->bytes > 0) {
         memcpy(link->outbox + HEADER_BYTES, step->from, step->bytes);
     }
-    return coll->transport->send(coll->context, step->peer, TDDP_TRANSPORT_HEADER, link->outbox,
-                                 HEADER_BYTES + step->bytes, &link->departure);
+    return tddp_coll_start_send(coll, step->peer, HEADER_TAG, link->outbox,
+                                HEADER_BYTES + step->bytes, &link->departure);
 }
 
 static tddp_status compare(tddp_coll *coll, const tddp_op *op, int peer, tddp_calls *now)

@@ -20,10 +20,7 @@
 
 #include "backend/coll/coll.h"
 
-enum {
-    LARGEST_NUMBER = 0x7ffffffd, /* of a payload's tag; those above are other tags */
-    MAX_IDLE = 64,               /* eager buffers */
-};
+enum { MAX_IDLE = 64 }; /* eager buffers */
 
 typedef struct message {
     uint64_t count;
@@ -52,10 +49,14 @@ typedef struct tddp_coll_request {
     struct tddp_coll_request **link; /* what points to it */
 } request;
 
-/* Number 0 is for headers. */
-static uint64_t tag_of(uint32_t tag, uint32_t number)
+static uint64_t header_tag(const tddp_op *op)
 {
-    return TDDP_TRANSPORT_MESSAGE | (uint64_t)number << 32 | tag;
+    return TDDP_COLL_TAG(1, op->tag);
+}
+
+static uint64_t payload_tag(uint32_t number)
+{
+    return TDDP_COLL_TAG(2, number);
 }
 
 /* --- requests and their memory --------------------------------------------------------------- */
@@ -139,13 +140,12 @@ void tddp_coll_end_messages(tddp_coll *coll)
 static uint32_t next_number(tddp_coll *coll, int peer)
 {
     uint32_t *messages = &coll->links[peer].messages;
-    *messages = *messages % LARGEST_NUMBER + 1;
+    *messages = *messages == UINT32_MAX ? 1 : *messages + 1;
     return *messages;
 }
 
 static tddp_status post_send(tddp_coll *coll, request *self)
 {
-    const tddp_transport_ops *transport = coll->transport;
     const tddp_op *op = self->op;
     const size_t bytes = tddp_buffer_bytes(&op->input);
     const bool eager = bytes <= EAGER_BYTES;
@@ -157,11 +157,11 @@ static tddp_status post_send(tddp_coll *coll, request *self)
     if (eager && bytes > 0) {
         memcpy(data + HEADER_BYTES, op->input.data, bytes);
     }
-    tddp_status status = transport->send(coll->context, op->peer, tag_of(op->tag, 0), data,
-                                         HEADER_BYTES + (eager ? bytes : 0), &self->header);
+    tddp_status status = tddp_coll_start_send(coll, op->peer, header_tag(op), data,
+                                              HEADER_BYTES + (eager ? bytes : 0), &self->header);
     if (status == TDDP_OK && !eager) {
-        status = transport->send(coll->context, op->peer, tag_of(op->tag, header.number),
-                                 op->input.data, bytes, &self->payload);
+        status = tddp_coll_start_send(coll, op->peer, payload_tag(header.number), op->input.data,
+                                      bytes, &self->payload);
     }
     return status;
 }
@@ -171,7 +171,8 @@ tddp_status tddp_coll_post(tddp_coll *coll, const tddp_op *op, void **out)
     if (coll->size == 1) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "there is no other rank");
     }
-    tddp_status status = coll->transport->check_peer(coll->context, op->peer, 0);
+    tddp_status status =
+        atomic_load(&coll->has_noticed) ? tddp_coll_check(coll, op->peer, 0) : TDDP_OK;
     request *self = status ? NULL : make_request(coll, op);
     if (!self) {
         return tddp_coll_report(coll, status ? status : TDDP_OUT_OF_MEMORY);
@@ -179,8 +180,8 @@ tddp_status tddp_coll_post(tddp_coll *coll, const tddp_op *op, void **out)
     if (op->kind == TDDP_OP_SEND) {
         status = post_send(coll, self);
     } else {
-        status = coll->transport->recv(coll->context, op->peer, tag_of(op->tag, 0),
-                                       self->eager->data, sizeof self->eager->data, &self->header);
+        status = tddp_coll_start_recv(coll, op->peer, header_tag(op), self->eager->data,
+                                      sizeof self->eager->data, &self->header);
     }
     if (status) {
         status = tddp_coll_report(coll, status);
@@ -210,7 +211,7 @@ static tddp_status await_header(request *self)
  */
 static tddp_status begin_payload(request *self)
 {
-    const tddp_coll *coll = self->coll;
+    tddp_coll *coll = self->coll;
     const tddp_buffer *output = &self->op->output;
     const size_t bytes = tddp_buffer_bytes(output);
     message header;
@@ -225,9 +226,8 @@ static tddp_status begin_payload(request *self)
                          tddp_dtype_name(output->dtype), self->op->tag);
     }
     if (header.number != 0) {
-        return coll->transport->recv(coll->context, self->source,
-                                     tag_of(self->op->tag, header.number), output->data, bytes,
-                                     &self->payload);
+        return tddp_coll_start_recv(coll, self->source, payload_tag(header.number), output->data,
+                                    bytes, &self->payload);
     }
     if (bytes > 0) {
         memcpy(output->data, self->eager->data + HEADER_BYTES, bytes);

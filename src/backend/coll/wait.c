@@ -19,8 +19,10 @@
 void tddp_coll_wait_init(tddp_coll_wait *wait, const tddp_op *op)
 {
     const int64_t now = tddp_now_ns();
-    *wait = (tddp_coll_wait){
-        .op = op, .deadline = tddp_deadline_from(now, op->timeout_ms), .checked_at = now};
+    *wait = (tddp_coll_wait){.op = op,
+                             .sequence = tddp_op_is_p2p(op->kind) ? 0 : op->sequence,
+                             .deadline = tddp_deadline_from(now, op->timeout_ms),
+                             .checked_at = now};
 }
 
 int tddp_coll_rank_name(const tddp_coll *coll, int rank)
@@ -49,12 +51,12 @@ bool tddp_coll_is_fatal(tddp_status status)
            status != TDDP_UNSUPPORTED;
 }
 
-tddp_status tddp_coll_report(const tddp_coll *coll, tddp_status status)
+tddp_status tddp_coll_report(tddp_coll *coll, tddp_status status)
 {
-    if (tddp_coll_is_fatal(status) && coll->transport->report_failure) {
+    if (tddp_coll_is_fatal(status)) {
         char text[4096];
         (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-        coll->transport->report_failure(coll->context, status, text);
+        tddp_coll_send_notice(coll, status, text);
         return tddp_fail(status, "%s", text);
     }
     return status;
@@ -85,18 +87,12 @@ static tddp_status fail_timeout(const tddp_coll *coll, const tddp_coll_wait *wai
                      peer == TDDP_ANY_SOURCE ? "one" : "it", op->tag);
 }
 
-static tddp_status check_peer(const tddp_coll *coll, const tddp_coll_wait *wait, int peer)
-{
-    const bool p2p = tddp_op_is_p2p(wait->op->kind);
-    return coll->transport->check_peer(coll->context, peer, p2p ? 0 : wait->op->sequence);
-}
-
 /* Reasons not to wait. */
-static tddp_status check(const tddp_coll *coll, tddp_coll_wait *wait, int peer, int64_t now)
+static tddp_status check(tddp_coll *coll, tddp_coll_wait *wait, int peer, int64_t now)
 {
     if (now - wait->checked_at >= CHECK_INTERVAL_NS) {
         wait->checked_at = now;
-        tddp_status status = check_peer(coll, wait, peer);
+        tddp_status status = tddp_coll_check(coll, peer, wait->sequence);
         if (status) {
             return status;
         }
@@ -108,14 +104,32 @@ static tddp_status check(const tddp_coll *coll, tddp_coll_wait *wait, int peer, 
     return cancel && tddp_cancel_triggered(cancel) ? TDDP_CANCELED : TDDP_OK;
 }
 
-/* A transport's text for a peer that has gone may be about this transfer alone. */
-static tddp_status fail_transfer(const tddp_coll *coll, const tddp_coll_wait *wait, int peer,
-                                 tddp_status status)
+/* A transport's text is about this transfer alone. */
+static tddp_status fail_transfer(tddp_coll *coll, int peer, uint64_t sequence, tddp_status status)
 {
     char text[4096];
     (void)snprintf(text, sizeof text, "%s", tddp_error_message());
-    const tddp_status cause = check_peer(coll, wait, peer);
+    const tddp_status cause = tddp_coll_check(coll, peer, sequence);
+    if (cause == TDDP_OK && status == TDDP_PEER_LOST && peer != TDDP_ANY_SOURCE) {
+        return tddp_fail(status, "lost rank %d (%s)", tddp_coll_rank_name(coll, peer), text);
+    }
     return cause ? cause : tddp_fail(status, "%s", text);
+}
+
+tddp_status tddp_coll_start_send(tddp_coll *coll, int peer, uint64_t tag, const void *data,
+                                 size_t bytes, void **transfer)
+{
+    const tddp_status status =
+        coll->transport->send(coll->context, peer, tag, data, bytes, transfer);
+    return status ? fail_transfer(coll, peer, 0, status) : TDDP_OK;
+}
+
+tddp_status tddp_coll_start_recv(tddp_coll *coll, int peer, uint64_t tag, void *data, size_t bytes,
+                                 void **transfer)
+{
+    const tddp_status status =
+        coll->transport->recv(coll->context, peer, tag, data, bytes, transfer);
+    return status ? fail_transfer(coll, peer, 0, status) : TDDP_OK;
 }
 
 void tddp_coll_arm(const tddp_coll *coll)
@@ -143,7 +157,7 @@ static void await_event(const tddp_coll *coll, const tddp_coll_wait *wait, uint3
                         int64_t now, int64_t spin_until)
 {
     const tddp_op *op = wait->op;
-    tddp_eventcount *events = coll->transport->events(coll->context);
+    tddp_eventcount *events = coll->events;
     if (coll->transport->progress && now < spin_until) {
         tddp_cpu_pause();
         return;
@@ -159,11 +173,11 @@ static void await_event(const tddp_coll *coll, const tddp_coll_wait *wait, uint3
     }
 }
 
-tddp_status tddp_coll_await(const tddp_coll *coll, tddp_coll_wait *wait, void *transfer, int peer,
+tddp_status tddp_coll_await(tddp_coll *coll, tddp_coll_wait *wait, void *transfer, int peer,
                             int *source)
 {
     const tddp_transport_ops *transport = coll->transport;
-    tddp_eventcount *events = transport->events(coll->context);
+    tddp_eventcount *events = coll->events;
     int64_t spin_until = 0;
     tddp_status failure = TDDP_OK;
     for (;;) {
@@ -174,7 +188,7 @@ tddp_status tddp_coll_await(const tddp_coll *coll, tddp_coll_wait *wait, void *t
         int complete = 0;
         const tddp_status status = transport->test(coll->context, transfer, &complete, source);
         if (complete || status) {
-            return status ? fail_transfer(coll, wait, peer, status) : TDDP_OK;
+            return status ? fail_transfer(coll, peer, wait->sequence, status) : TDDP_OK;
         }
         if (failure) {
             return failure;

@@ -1,6 +1,6 @@
 /*
  * The exception of this module: a text with a status. It is thrown where an error is detected, and
- * caught at the backend table's slot.
+ * caught in the transport's table.
  */
 #ifndef TDDP_GLOO_FAILURE_H
 #define TDDP_GLOO_FAILURE_H

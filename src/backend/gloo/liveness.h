@@ -1,6 +1,5 @@
 /*
- * Detects dead peers without their help: by a beacon while connections are made, by TCP keepalive
- * later.
+ * Detects dead peers without their help while connections are made.
  */
 #ifndef TDDP_GLOO_LIVENESS_H
 #define TDDP_GLOO_LIVENESS_H
@@ -8,19 +7,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <chrono>
-#include <cstddef>
-#include <vector>
-
 namespace tddp_gloo
 {
-
-/* Seconds without an answer after which a machine counts as dead: TDDP_PEER_TIMEOUT, default 15.
- * 0: only the system's own limits, which may be hours. Throws TDDP_INVALID_ARGUMENT. */
-int peer_timeout();
-
-/* Enables keepalive, so that a connection ends after so many seconds without an answer. */
-void set_keepalive(int fd, int seconds);
 
 /* A socket that listens while its rank is making connections. Connections are never accepted:
  * the kernel completes them, and closes them when the socket is closed or the process ends. */

@@ -1,11 +1,10 @@
 /*
- * The backend table "gloo": the transport, and all operations over it (tddp/transport.h). No
- * exception leaves a slot. Slots run on the group's threads; abort on any.
+ * The transport's table. No exception leaves a function, and no signal that Gloo raises on a
+ * caller's thread.
  */
 #include <exception>
 #include <new>
 
-#include <tddp/backend.h>
 #include <tddp/transport.h>
 
 #include "failure.h"
@@ -20,7 +19,8 @@ using tddp_gloo::NoBrokenPipe;
 using tddp_gloo::Transfer;
 using tddp_gloo::Transport;
 
-template <typename Body> tddp_status guarded(Body body) noexcept
+/* `status`: what an exception of Gloo's means. */
+template <typename Body> tddp_status guarded(Body body, tddp_status status) noexcept
 {
     try {
         body();
@@ -30,211 +30,101 @@ template <typename Body> tddp_status guarded(Body body) noexcept
     } catch (const std::bad_alloc &) {
         return tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
     } catch (const std::exception &cause) {
-        return tddp_fail(TDDP_NETWORK, "%s", cause.what());
+        return tddp_fail(status, "%s", tddp_gloo::strip_location(cause).c_str());
     } catch (...) {
         return tddp_fail(TDDP_INTERNAL, "an exception of unknown kind");
     }
 }
-
-/* --- the transport's table ------------------------------------------------------------------- */
 
 Transport &transport_of(void *context)
 {
     return *static_cast<Transport *>(context);
 }
 
+tddp_status open(const tddp_backend_opts *opts, void **context, tddp_slice *address)
+{
+    return guarded(
+        [&] {
+            auto *transport = new Transport(*opts);
+            *context = transport;
+            *address = {transport->address().data(), transport->address().size()};
+        },
+        TDDP_NETWORK);
+}
+
+tddp_status connect(void *context, const tddp_slice *addresses, const tddp_wait *wait, int *peer)
+{
+    NoBrokenPipe guard(transport_of(context).ended());
+    return guarded([&] { transport_of(context).connect(addresses, *wait, peer); }, TDDP_PEER_LOST);
+}
+
 tddp_status send(void *context, int peer, uint64_t tag, const void *data, size_t bytes,
                  void **transfer)
 {
-    return guarded([&] { *transfer = transport_of(context).send(peer, tag, data, bytes); });
+    NoBrokenPipe guard(transport_of(context).ended());
+    return guarded([&] { *transfer = transport_of(context).send(peer, tag, data, bytes); },
+                   TDDP_PEER_LOST);
 }
 
 tddp_status recv(void *context, int peer, uint64_t tag, void *data, size_t bytes, void **transfer)
 {
-    return guarded([&] { *transfer = transport_of(context).recv(peer, tag, data, bytes); });
+    NoBrokenPipe guard(transport_of(context).ended());
+    return guarded([&] { *transfer = transport_of(context).recv(peer, tag, data, bytes); },
+                   TDDP_PEER_LOST);
 }
 
 tddp_status test(void *context, void *transfer, int *complete, int *source)
 {
     *complete = 1; /* with an error, too */
-    return guarded([&] {
-        int from;
-        *complete = transport_of(context).test(*static_cast<Transfer *>(transfer), &from);
-        if (source && *complete) {
-            *source = from;
-        }
-    });
+    return guarded(
+        [&] {
+            int from;
+            *complete = transport_of(context).test(*static_cast<Transfer *>(transfer), &from);
+            if (source && *complete) {
+                *source = from;
+            }
+        },
+        TDDP_PEER_LOST);
 }
 
-void release(void *context, void *transfer)
+/* A connection on which a message without memory comes later ends then (connection.h). */
+void release(void *, void *transfer)
 {
-    transport_of(context).release(static_cast<Transfer *>(transfer));
+    delete static_cast<Transfer *>(transfer);
 }
 
-struct tddp_eventcount *transport_events(void *context)
+void close(void *context, int64_t ms)
 {
-    return transport_of(context).events();
-}
-
-tddp_status check_peer(void *context, int peer, uint64_t sequence)
-{
-    return guarded([&] { transport_of(context).check_peer(peer, sequence); });
-}
-
-void report(void *context, tddp_status status, const char *text)
-{
-    transport_of(context).report(status, text);
-}
-
-const tddp_transport_ops transport_ops = {
-    sizeof(tddp_transport_ops),
-    send,
-    recv,
-    test,
-    release,
-    transport_events,
-    check_peer,
-    report,
-    nullptr, // Gloo has a thread
-    nullptr,
-};
-
-/* --- the backend's table --------------------------------------------------------------------- */
-
-/* A rank of a group. */
-struct Member {
-    explicit Member(const tddp_backend_opts &opts) : transport(opts) {}
-    ~Member()
-    {
-        transport.close();
-        tddp_coll_destroy(coll);
-    }
-    Member(const Member &) = delete;
-    Member &operator=(const Member &) = delete;
-
-    Transport transport;
-    tddp_coll *coll = nullptr;
-};
-
-Member &member_of(void *context)
-{
-    return *static_cast<Member *>(context);
-}
-
-tddp_status create(const tddp_backend_opts *opts, const tddp_wait *wait, void **context)
-{
-    NoBrokenPipe guard;
-    return guarded([&] {
-        auto member = std::make_unique<Member>(*opts);
-        tddp_coll_opts coll_opts = {};
-        coll_opts.size = sizeof coll_opts;
-        coll_opts.transport = &transport_ops;
-        coll_opts.context = &member->transport;
-        coll_opts.rank = opts->rank;
-        coll_opts.world_size = opts->world_size;
-        coll_opts.names = member->transport.names();
-        coll_opts.observer = member->transport.observer();
-        member->transport.connect(
-            *opts, wait, [&] { Failure::check(tddp_coll_create(&coll_opts, &member->coll)); });
-        *context = member.release();
-    });
-}
-
-void abort_member(void *context)
-{
-    NoBrokenPipe guard;
-    (void)guarded([&] { member_of(context).transport.abort(); });
+    NoBrokenPipe guard(transport_of(context).ended());
+    (void)guarded([&] { transport_of(context).close(std::chrono::milliseconds(ms)); },
+                  TDDP_NETWORK);
 }
 
 void destroy(void *context)
 {
-    NoBrokenPipe guard;
-    delete &member_of(context);
+    delete &transport_of(context);
 }
-
-tddp_status run(void *context, const tddp_op *op)
-{
-    NoBrokenPipe guard;
-    Member &member = member_of(context);
-    member.transport.set_sequence(op->sequence);
-    return tddp_coll_run(member.coll, op);
-}
-
-tddp_status post(void *context, const tddp_op *op, void **request)
-{
-    NoBrokenPipe guard;
-    return tddp_coll_post(member_of(context).coll, op, request);
-}
-
-tddp_status finish(void *context, void *request, int *source)
-{
-    NoBrokenPipe guard;
-    return tddp_coll_finish(member_of(context).coll, request, source);
-}
-
-tddp_status probe(void *context, void *request, int *source)
-{
-    NoBrokenPipe guard;
-    return tddp_coll_probe(member_of(context).coll, request, source);
-}
-
-void report_failure(void *context, tddp_status status, const char *text)
-{
-    NoBrokenPipe guard;
-    member_of(context).transport.report(status, text);
-}
-
-tddp_status check_rank(void *context, int rank)
-{
-    Transport &transport = member_of(context).transport;
-    return guarded([&] {
-        for (int peer = 0; peer < transport.size; peer++) {
-            if (peer != transport.rank && (rank < 0 || peer == rank)) {
-                transport.check_peer(peer, 0);
-            }
-        }
-    });
-}
-
-struct tddp_eventcount *events(void *context)
-{
-    return member_of(context).transport.events();
-}
-
-const tddp_backend_v1 backend = {
-    TDDP_BACKEND_ABI,
-    sizeof(tddp_backend_v1),
-    "gloo",
-    1u << TDDP_CPU,
-    create,
-    abort_member,
-    destroy,
-    post,
-    finish,
-    TDDP_BACKEND_SHARES_HOSTS | TDDP_BACKEND_RESUMES,
-    nullptr, // it has no memory of its own
-    nullptr,
-    report_failure,
-    0, // and no device
-    nullptr,
-    nullptr,
-    nullptr,
-    nullptr, // groups are made without others
-    0,       // nothing is copied first
-    nullptr,
-    nullptr,
-    events,
-    nullptr, // everything is resumed
-    check_rank,
-    probe,
-    tddp_coll_drop,
-    TDDP_OP_COUNT,
-    {run, run, run, run, run, run, run, run, run, nullptr, nullptr},
-};
 
 } // namespace
 
+/* Gloo has a thread: neither progress nor arm. */
+extern "C" const tddp_transport_ops tddp_gloo_transport = {
+    sizeof(tddp_transport_ops),
+    "gloo",
+    TDDP_BACKEND_SHARES_HOSTS,
+    open,
+    connect,
+    send,
+    recv,
+    test,
+    release,
+    nullptr,
+    nullptr,
+    close,
+    destroy,
+};
+
 extern "C" TDDP_API const tddp_backend_v1 *tddp_backend_query(uint32_t core_abi)
 {
-    return core_abi == TDDP_BACKEND_ABI ? &backend : nullptr;
+    return core_abi == TDDP_BACKEND_ABI ? tddp_transport_backend(&tddp_gloo_transport) : nullptr;
 }

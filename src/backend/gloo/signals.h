@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <time.h>
 
+#include <atomic>
 #include <cerrno>
 
 namespace tddp_gloo
@@ -33,11 +34,11 @@ class SignalsBlocked
 };
 
 /* For callers' threads: Gloo may write to a closed connection. Blocks SIGPIPE, which would end
- * the process, and removes a pending one at the end. */
+ * the process, and removes a pending one at the end, if a connection has ended meanwhile. */
 class NoBrokenPipe
 {
   public:
-    NoBrokenPipe()
+    explicit NoBrokenPipe(const std::atomic<unsigned> &ended) : ended_(ended), seen_(ended)
     {
         sigemptyset(&pipe_);
         sigaddset(&pipe_, SIGPIPE);
@@ -45,11 +46,9 @@ class NoBrokenPipe
     }
     ~NoBrokenPipe()
     {
-        if (sigismember(&before_, SIGPIPE)) {
-            return;
-        }
         const timespec at_once = {};
-        while (sigtimedwait(&pipe_, nullptr, &at_once) == -1 && errno == EINTR) {
+        const bool consumes = ended_ != seen_ && !sigismember(&before_, SIGPIPE);
+        while (consumes && sigtimedwait(&pipe_, nullptr, &at_once) == -1 && errno == EINTR) {
         }
         pthread_sigmask(SIG_SETMASK, &before_, nullptr);
     }
@@ -57,6 +56,8 @@ class NoBrokenPipe
     NoBrokenPipe &operator=(const NoBrokenPipe &) = delete;
 
   private:
+    const std::atomic<unsigned> &ended_;
+    const unsigned seen_;
     sigset_t pipe_;
     sigset_t before_;
 };

@@ -34,6 +34,7 @@ static tddp_status open_comm(const tddp_hosts *self, const tddp_backend_opts *op
     comm_opts.timeout_ms = left.timeout_ms > 0 ? left.timeout_ms : 1;
     comm_opts.same_host = 0;
     comm_opts.hosts = NULL;
+    comm_opts.backend = self->between;
     comm_opts.events = tddp_shm_events(self->shm, self->local_rank);
     status = self->between->create(&comm_opts, &left, &inner->context);
     inner->backend = status ? NULL : self->between;

@@ -16,15 +16,24 @@
 #include <tddp/backend.h>
 #include <tddp/transport.h>
 
+/* A process among those that one launcher has started. */
+typedef struct tddp_mpi_place {
+    int number;
+    int processes;
+} tddp_mpi_place;
+
 /* A rank of a group. */
 typedef struct tddp_mpi {
+    int rank;
+    int size;
+    tddp_mpi_place place;
+    int creation_tag;
     MPI_Comm program;  /* for messages with a program's own tags */
     MPI_Comm internal; /* for all others */
     int largest_tag;
     struct tddp_eventcount *events;
-    bool owns_events;
-    _Atomic bool aborted;
-    tddp_coll *coll;
+    _Atomic int sending; /* sends that are not complete */
+    _Atomic bool closed;
 } tddp_mpi;
 
 typedef struct tddp_mpi_transfer {
@@ -82,12 +91,19 @@ TDDP_NODISCARD tddp_status tddp_mpi_start(tddp_mpi_transfer *transfer,
 /* Cancels it if it is not complete, and returns when MPI doesn't use its memory any more. */
 void tddp_mpi_end(tddp_mpi_transfer *transfer);
 
-/* The transport's progress() and arm(). */
+/* Returns once the group's sends are complete, or after so many milliseconds. */
+void tddp_mpi_await_sent(const tddp_mpi *group, int64_t ms);
+
 void tddp_mpi_progress(void *context);
 void tddp_mpi_arm(void *context);
 
-/* --- transport.c ----------------------------------------------------------------------------- */
+/* --- transfers.c ----------------------------------------------------------------------------- */
 
-extern const tddp_transport_ops tddp_mpi_transport;
+tddp_status tddp_mpi_send(void *context, int peer, uint64_t tag, const void *data, size_t bytes,
+                          void **transfer);
+tddp_status tddp_mpi_recv(void *context, int peer, uint64_t tag, void *data, size_t bytes,
+                          void **transfer);
+tddp_status tddp_mpi_test(void *context, void *transfer, int *complete, int *source);
+void tddp_mpi_release(void *context, void *transfer);
 
 #endif

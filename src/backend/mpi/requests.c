@@ -96,6 +96,7 @@ static void complete(size_t index, int code, int source)
     all.transfers[index]->index = index;
     transfer->code = code;
     transfer->source = source;
+    atomic_fetch_sub(&transfer->group->sending, transfer->sends);
     atomic_store(&transfer->complete, true);
     tddp_eventcount_notify(transfer->group->events);
 }
@@ -138,6 +139,7 @@ tddp_status tddp_mpi_start(tddp_mpi_transfer *transfer, const tddp_mpi_message *
     }
     if (room && code == MPI_SUCCESS) {
         transfer->index = all.count;
+        atomic_fetch_add(&transfer->group->sending, sends);
         all.transfers[all.count++] = transfer;
     }
     pthread_mutex_unlock(&all.mutex);
@@ -191,6 +193,15 @@ void tddp_mpi_progress(void *context)
     if (pthread_mutex_trylock(&all.mutex) == 0) { /* else another thread does it */
         (void)poll_all();
         pthread_mutex_unlock(&all.mutex);
+    }
+}
+
+void tddp_mpi_await_sent(const tddp_mpi *group, int64_t ms)
+{
+    const int64_t end = now_ns() + ms * NS_PER_MS;
+    while (atomic_load(&group->sending) > 0 && now_ns() < end && !tddp_mpi_is_abandoned()) {
+        tddp_mpi_progress(NULL);
+        sleep_for(LONGEST_NS);
     }
 }
 

@@ -6,7 +6,6 @@
  */
 #include "mailbox.h"
 
-#include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
@@ -122,35 +121,44 @@ static void deliver(mailbox *box, transfer *send)
     }
 }
 
-/* What waits for this rank waits in vain; what it has sent still arrives. */
-static void go(mailbox *box, int rank)
+/* Whether a rank has gone, and all that it has sent to this one has arrived. */
+static bool has_gone(const mailbox *box, int rank, int observer)
 {
-    box->ends[rank].gone = true;
+    const transfer *each = box->ends[rank].gone ? box->matched : NULL;
+    while (each && !(each->rank == rank && each->match->rank == observer)) {
+        each = each->next;
+    }
+    return box->ends[rank].gone && !each;
+}
+
+/* What waits for ranks that have gone waits in vain; what they have sent still arrives, before
+ * their end is noticed. */
+static void fail_those_in_vain(mailbox *box)
+{
     for (transfer *each = box->unmatched; each; each = each->next) {
-        if (each->peer == rank) {
+        if (each->peer >= 0 && !each->complete && has_gone(box, each->peer, each->rank)) {
             complete(box, each, TDDP_PEER_LOST);
         }
     }
+}
+
+static void go(mailbox *box, int rank)
+{
+    box->ends[rank].gone = true;
+    fail_those_in_vain(box);
     for (int other = 0; other < box->size; other++) {
         tddp_eventcount_notify(box->ends[other].events);
     }
 }
 
-/* Whether a rank has gone, and all that it has sent to this one has arrived. */
-static bool has_gone(const mailbox *box, int rank, int observer)
+/* A notice arrives last. */
+static bool may_arrive(const mailbox *box, const transfer *send)
 {
-    const transfer *each = box->matched;
-    while (each && !(each->rank == rank && each->match->rank == observer)) {
+    const transfer *each = send->tag == NOTICE_TAG ? box->matched : NULL;
+    while (each && (each == send || each->rank != send->rank || each->peer != send->peer)) {
         each = each->next;
     }
-    return box->ends[rank].gone && rank != observer && !each;
-}
-
-static tddp_status describe_lost(const mailbox_end *end)
-{
-    return end->failed ? tddp_fail(TDDP_PEER_LOST, "lost rank %d, which gave up: %s", end->rank,
-                                   end->reason)
-                       : tddp_fail(TDDP_PEER_LOST, "lost rank %d (gone)", end->rank);
+    return !each;
 }
 
 /* --- the delivering thread ------------------------------------------------------------------- */
@@ -178,8 +186,9 @@ static void *deliver_body(void *data)
         for (unsigned i = count > 0 ? coll_random(&box->seed, count) : 0; i > 0; i--) {
             chosen = chosen->next;
         }
-        if (chosen) {
+        if (chosen && may_arrive(box, chosen)) {
             deliver(box, chosen);
+            fail_those_in_vain(box);
         }
     }
     pthread_mutex_unlock(&box->mutex);
@@ -198,7 +207,7 @@ static tddp_status start(mailbox_end *end, const transfer *what, void **out)
     it->rank = end->rank;
     pthread_mutex_lock(&box->mutex);
     CHECK(peer == TDDP_ANY_SOURCE || (peer >= 0 && peer < box->size && peer != end->rank));
-    CHECK(what->tag < TDDP_TRANSPORT_TAGS);
+    end->noticed = end->noticed || (what->sends && what->tag == NOTICE_TAG);
     if (it->sends && coll_random(&box->seed, 3) == 0) {
         it->copy = malloc(it->bytes + 1);
         CHECK(it->copy);
@@ -206,10 +215,7 @@ static tddp_status start(mailbox_end *end, const transfer *what, void **out)
         it->complete = true;
     }
     post(box, it);
-    /* What the peer has sent was matched. */
-    if (!it->match && peer >= 0 && box->ends[peer].gone) {
-        complete(box, it, TDDP_PEER_LOST);
-    }
+    fail_those_in_vain(box);
     pthread_mutex_unlock(&box->mutex);
     *out = it;
     return TDDP_OK;
@@ -238,7 +244,7 @@ static tddp_status box_test(void *context, void *which, int *is_complete, int *s
     tddp_status status = TDDP_OK;
     *is_complete = it->complete;
     if (it->complete && it->status) {
-        status = describe_lost(&box->ends[it->peer]);
+        status = tddp_fail(TDDP_PEER_LOST, "gone");
     } else if (it->complete && !it->sends && source) {
         *source = it->peer;
     }
@@ -282,56 +288,47 @@ static void box_release(void *context, void *which)
     pthread_mutex_unlock(&box->mutex);
 }
 
-static struct tddp_eventcount *box_events(void *context)
+/* Ranks are connected from the start, and end when the test says so. */
+static tddp_status box_open(const tddp_backend_opts *opts, void **context, tddp_slice *address)
 {
-    return ((mailbox_end *)context)->events;
+    (void)opts;
+    (void)context;
+    (void)address;
+    return tddp_fail(TDDP_UNSUPPORTED, "a mailbox is not opened");
 }
 
-static tddp_status box_check_peer(void *context, int peer, uint64_t sequence)
+static tddp_status box_connect(void *context, const tddp_slice *addresses, const tddp_wait *wait,
+                               int *peer)
 {
-    mailbox_end *end = context;
-    mailbox *box = end->box;
-    int gone = 0;
-    const mailbox_end *lost = NULL;
-    pthread_mutex_lock(&box->mutex);
-    for (int rank = 0; rank < box->size; rank++) {
-        const mailbox_end *each = &box->ends[rank];
-        const bool counts = rank == peer || sequence > each->completed;
-        if (has_gone(box, rank, end->rank)) {
-            gone++;
-            lost = counts && (!lost || rank == peer) ? each : lost;
-        }
-    }
-    tddp_status status = lost ? describe_lost(lost) : TDDP_OK;
-    if (!status && peer == TDDP_ANY_SOURCE && gone == box->size - 1) {
-        status = tddp_fail(TDDP_PEER_LOST, "all ranks have left the group");
-    }
-    pthread_mutex_unlock(&box->mutex);
-    return status;
+    (void)context;
+    (void)addresses;
+    (void)wait;
+    (void)peer;
+    return TDDP_OK;
 }
 
-static void box_report_failure(void *context, tddp_status status, const char *text)
+static void box_close(void *context, int64_t ms)
 {
-    mailbox_end *end = context;
-    pthread_mutex_lock(&end->box->mutex);
-    CHECK(status != TDDP_OK && status != TDDP_CANCELED);
-    if (!end->failed) {
-        end->failed = true;
-        (void)snprintf(end->reason, sizeof end->reason, "%s", text);
-    }
-    go(end->box, end->rank);
-    pthread_mutex_unlock(&end->box->mutex);
+    (void)ms;
+    mailbox_leave(context);
+}
+
+static void box_destroy(void *context)
+{
+    (void)context;
 }
 
 const tddp_transport_ops mailbox_ops = {
     .size = sizeof(tddp_transport_ops),
+    .name = "mailbox",
+    .open = box_open,
+    .connect = box_connect,
     .send = box_send,
     .recv = box_recv,
     .test = box_test,
     .release = box_release,
-    .events = box_events,
-    .check_peer = box_check_peer,
-    .report_failure = box_report_failure,
+    .close = box_close,
+    .destroy = box_destroy,
 };
 
 /* --- mailboxes ------------------------------------------------------------------------------- */
@@ -385,19 +382,12 @@ void mailbox_leave(mailbox_end *end)
     pthread_mutex_unlock(&end->box->mutex);
 }
 
-void mailbox_complete(mailbox_end *end, uint64_t sequence)
-{
-    pthread_mutex_lock(&end->box->mutex);
-    end->completed = sequence;
-    pthread_mutex_unlock(&end->box->mutex);
-}
-
 bool mailbox_is_whole(mailbox *box)
 {
     bool gone = false;
     pthread_mutex_lock(&box->mutex);
     for (int rank = 0; rank < box->size; rank++) {
-        gone = gone || box->ends[rank].gone;
+        gone = gone || box->ends[rank].gone || box->ends[rank].noticed;
     }
     pthread_mutex_unlock(&box->mutex);
     return !gone;

@@ -15,9 +15,7 @@
 #ifndef TDDP_TEST_COLL_MAILBOX_H
 #define TDDP_TEST_COLL_MAILBOX_H
 
-#include <tddp/transport.h>
-
-#include "base/base.h"
+#include "backend/coll/coll.h"
 #include "check.h"
 
 enum { MOST_RANKS = 20, COLL_TIMEOUT_MS = 300000 };
@@ -30,10 +28,8 @@ typedef struct mailbox_end {
     int rank;
     tddp_eventcount *events;
     bool gone;
-    uint64_t completed; /* the last collective that it has completed */
-    bool failed;        /* the rank has said why */
-    char reason[512];   /* what it has said */
-    int unfinished;     /* transfers that were released before they were complete */
+    bool noticed;   /* the rank has said why it takes no further part */
+    int unfinished; /* transfers that were released before they were complete */
 } mailbox_end;
 
 extern const tddp_transport_ops mailbox_ops;
@@ -43,9 +39,7 @@ void mailbox_destroy(mailbox *box);
 mailbox_end *mailbox_end_of(mailbox *box, int rank);
 /* The rank does nothing more: what it has sent still arrives. */
 void mailbox_leave(mailbox_end *end);
-/* The rank has completed a collective, and is missed by later ones only. */
-void mailbox_complete(mailbox_end *end, uint64_t sequence);
-/* Whether no rank has gone. */
+/* Whether no rank has gone, or said that it takes no further part. */
 bool mailbox_is_whole(mailbox *box);
 
 /* How coll_run() and coll_finish() call. */

@@ -219,7 +219,7 @@ static void differ(coll_rank *it)
         CHECK_STATUS(status, TDDP_MISMATCH);
         CHECK_TEXT(tddp_error_message(), what->text);
     } else if (status) { /* else it was on its way already */
-        CHECK_STATUS(status, TDDP_PEER_LOST);
+        CHECK_STATUS(status, TDDP_MISMATCH);
         CHECK_CONTAINS(tddp_error_message(), what->text);
     }
 }

@@ -38,14 +38,15 @@ static void *rank_body(void *data)
     for (int rank = 0; rank < it->size; rank++) {
         names[rank] = rank;
     }
-    const tddp_coll_opts opts = {.size = sizeof opts,
-                                 .transport = &mailbox_ops,
+    const tddp_coll_opts opts = {.transport = &mailbox_ops,
                                  .context = it->end,
+                                 .events = it->end->events,
                                  .rank = it->rank,
                                  .world_size = it->size,
                                  .names = it->seed % 2 ? names : NULL,
                                  .observer = {observe, it}};
     CHECK_OK(tddp_coll_create(&opts, &it->coll));
+    CHECK_OK(tddp_coll_begin(it->coll));
     self->body(it);
     pthread_barrier_wait(self->all);
     CHECK(it->end->unfinished == 0 || !mailbox_is_whole(it->end->box));
@@ -143,9 +144,6 @@ static tddp_status run_copy(coll_rank *it, const tddp_op *op, tddp_cancel *token
         copy->output_parts = parts + size;
     }
     tddp_status status = tddp_coll_run(it->coll, copy);
-    if (status == TDDP_OK) {
-        mailbox_complete(it->end, op->sequence);
-    }
     memset(copy, 0xa5, sizeof *copy);
     memset(parts, 0xa5, 2 * size * sizeof *parts);
     free(copy);

@@ -279,6 +279,7 @@ static tddp_status create_at(const char *address, tddp_store *store, int rank, v
                               .group = "alone",
                               .address = address};
     CHECK_OK(tddp_backend_find("gloo", &gloo));
+    opts.backend = gloo;
     return gloo->create(&opts, NULL, context);
 }
 
@@ -351,6 +352,7 @@ MULTI_TEST(a_rank_that_gives_up_while_connecting_reports_why, 2, 30)
                                   .group = "alone",
                                   .address = "127.0.0.1"};
         CHECK_OK(tddp_backend_find("gloo", &gloo));
+        opts.backend = gloo;
         tddp_wait wait = {200, cancel};
         CHECK_STATUS(gloo->create(&opts, &wait, &context), TDDP_TIMEOUT);
         tddp_cancel_free(cancel);

@@ -28,7 +28,8 @@ static member join(int rank, int world_size, int port)
                               .device_index = -1,
                               .same_host = 1,
                               .group = "direct",
-                              .address = "127.0.0.1"};
+                              .address = "127.0.0.1",
+                              .backend = self.backend};
     CHECK_OK(self.backend->create(&opts, NULL, &self.context));
     return self;
 }
@@ -140,7 +141,7 @@ MULTI_TEST(a_rank_publishes_one_small_record, 4, 20)
     tddp_meeting *meeting;
     int own = 0;
     const tddp_meeting_opts opts = {.store = self.store,
-                                    .name = "gloo",
+                                    .name = "transport",
                                     .rank = rank,
                                     .world_size = world_size,
                                     .sender = TDDP_MEETING_ALL};
@@ -154,7 +155,7 @@ MULTI_TEST(a_rank_publishes_one_small_record, 4, 20)
     tddp_meeting_close(meeting);
     CHECK_OK(tddp_store_list_keys(self.store, NULL, &keys));
     for (size_t i = 0; i < keys.count; i++) {
-        own += strstr(keys.blobs[i].data, "gloo/") != NULL;
+        own += strstr(keys.blobs[i].data, "transport/") != NULL;
     }
     CHECK_INT(own, 3);
     tddp_blob_list_free(&keys);

@@ -1,11 +1,10 @@
 /*
- * The functions of the transport: messages of 64-bit tags and any size as MPI's, whose tags have 15
- * bits or more and whose counts are ints. Any thread; MPI itself is called by requests.c.
+ * Messages of tags of 47 bits and any size as MPI's, whose tags have 15 bits or more and whose
+ * counts are ints. Any thread; MPI's own functions for messages are called by requests.c.
  *
- * MPI matches messages of one sender, communicator and tag in their order. So tddp_coll's tags
- * (tddp/transport.h) need no more than that those are told apart which may be posted in different
- * orders at both ends: a program's own have a communicator of their own; headers, large messages by
- * their number, and the phases of collectives share the other.
+ * MPI matches messages of one sender, communicator and tag in their order. So tddp_coll's tags need
+ * no more than that those are told apart which may be posted in different orders at both ends
+ * (tddp/transport.h): a program's own have a communicator of their own, all others share one.
  */
 #include <inttypes.h>
 #include <limits.h>
@@ -13,35 +12,25 @@
 
 #include "backend/mpi/mpi.h"
 
-/* What the lowest bits of a tag of MPI's are, where it is not a program's. */
-enum { KIND_HEADER = 0, KIND_LARGE = 1, KIND_PHASES = 8, KINDS = 16 };
-
-enum { BLOCK_BYTES = 1 << 20 };
+enum { LOW_BITS = 3, KINDS = 1 << TDDP_TRANSPORT_KIND_BITS, BLOCK_BYTES = 1 << 20 };
 
 static tddp_status set_tag(const tddp_mpi *self, uint64_t tag, tddp_mpi_message *out)
 {
-    const uint32_t own = (uint32_t)tag;
-    const uint64_t number = (tag & ~TDDP_TRANSPORT_MESSAGE) >> 32;
-    uint64_t folded = 0;
-    int kind = KIND_HEADER;
-    out->comm = self->internal;
-    if (!(tag & TDDP_TRANSPORT_MESSAGE)) {
-        folded = tag >> 3 ^ tag >> 33;
-        kind = KIND_PHASES + (int)(tag & TDDP_TRANSPORT_PHASES);
-    } else if (tag != TDDP_TRANSPORT_HEADER && number > 0) {
-        folded = number;
-        kind = KIND_LARGE;
-    } else if (tag != TDDP_TRANSPORT_HEADER) {
-        if (own > (uint32_t)self->largest_tag) {
+    const int kind = (int)(tag >> (TDDP_TRANSPORT_TAG_BITS - TDDP_TRANSPORT_KIND_BITS));
+    const uint64_t tags = (uint64_t)self->largest_tag + 1;
+    if (kind == TDDP_TRANSPORT_PROGRAM_TAG) {
+        if ((uint32_t)tag >= tags) {
             return tddp_fail(TDDP_UNSUPPORTED, "tag %" PRIu32 ": expected at most %d with this MPI",
-                             own, self->largest_tag);
+                             (uint32_t)tag, self->largest_tag);
         }
         out->comm = self->program;
-        out->tag = (int)own;
+        out->tag = (int)tag;
         return TDDP_OK;
     }
-    const uint64_t room = ((uint64_t)self->largest_tag + 1) / KINDS;
-    out->tag = (int)(folded % room) * KINDS + kind;
+    const int low = (int)(tag % (1 << LOW_BITS));
+    const int folded = (int)((tag >> LOW_BITS) % (tags / KINDS >> LOW_BITS));
+    out->comm = self->internal;
+    out->tag = (folded * KINDS + kind) << LOW_BITS | low;
     return TDDP_OK;
 }
 
@@ -71,7 +60,8 @@ static tddp_status check_group(const tddp_mpi *self)
     if (tddp_mpi_is_abandoned()) {
         return tddp_mpi_begin(); /* says so */
     }
-    return atomic_load(&self->aborted) ? tddp_fail(TDDP_GROUP_FAILED, "aborted") : TDDP_OK;
+    return atomic_load(&self->closed) ? tddp_fail(TDDP_GROUP_FAILED, "closed by this rank")
+                                      : TDDP_OK;
 }
 
 static tddp_status post(tddp_mpi *self, bool sends, tddp_mpi_message *message, uint64_t tag,
@@ -100,23 +90,23 @@ static tddp_status post(tddp_mpi *self, bool sends, tddp_mpi_message *message, u
     return TDDP_OK;
 }
 
-static tddp_status send(void *context, int peer, uint64_t tag, const void *data, size_t bytes,
-                        void **transfer)
+tddp_status tddp_mpi_send(void *context, int peer, uint64_t tag, const void *data, size_t bytes,
+                          void **transfer)
 {
     /* A message has one pointer for both directions; a send doesn't write. */
     tddp_mpi_message message = {.data = (void *)(uintptr_t)data, .peer = peer};
     return post(context, true, &message, tag, bytes, transfer);
 }
 
-static tddp_status recv(void *context, int peer, uint64_t tag, void *data, size_t bytes,
-                        void **transfer)
+tddp_status tddp_mpi_recv(void *context, int peer, uint64_t tag, void *data, size_t bytes,
+                          void **transfer)
 {
     tddp_mpi_message message = {.data = data,
                                 .peer = peer == TDDP_ANY_SOURCE ? MPI_ANY_SOURCE : peer};
     return post(context, false, &message, tag, bytes, transfer);
 }
 
-static tddp_status test(void *context, void *transfer, int *complete, int *source)
+tddp_status tddp_mpi_test(void *context, void *transfer, int *complete, int *source)
 {
     const tddp_mpi_transfer *self = transfer;
     *complete = atomic_load(&self->complete);
@@ -131,43 +121,9 @@ static tddp_status test(void *context, void *transfer, int *complete, int *sourc
     return tddp_mpi_check(self->code, "a message");
 }
 
-static void release(void *context, void *transfer)
+void tddp_mpi_release(void *context, void *transfer)
 {
     (void)context;
     tddp_mpi_end(transfer);
     free(transfer);
 }
-
-static struct tddp_eventcount *events(void *context)
-{
-    return ((tddp_mpi *)context)->events;
-}
-
-/* MPI doesn't tell which ranks have gone; mpirun ends the others. */
-static tddp_status check_peer(void *context, int peer, uint64_t sequence)
-{
-    (void)peer;
-    (void)sequence;
-    return check_group(context);
-}
-
-static void report_failure(void *context, tddp_status status, const char *text)
-{
-    (void)context;
-    (void)status;
-    (void)text;
-    tddp_mpi_limit_end();
-}
-
-const tddp_transport_ops tddp_mpi_transport = {
-    .size = sizeof(tddp_transport_ops),
-    .send = send,
-    .recv = recv,
-    .test = test,
-    .release = release,
-    .events = events,
-    .check_peer = check_peer,
-    .report_failure = report_failure,
-    .progress = tddp_mpi_progress,
-    .arm = tddp_mpi_arm,
-};
