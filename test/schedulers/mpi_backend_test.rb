@@ -309,16 +309,16 @@ class MPIBackendTest < SchedulerCase
       }
     C
     MPIModules.compile(kind, "#{@folder}/serial.c", "-o", "#{@folder}/serial.so")
-    result = ranks(kind, 1, "", env: {"LD_PRELOAD" => "#{@folder}/serial.so"})
+    result = ranks(kind, 2, "", env: {"LD_PRELOAD" => "#{@folder}/serial.so"})
     assert_code 1, result
     assert_match(/this MPI does not allow several threads to call it \(.+\): expected one with MPI_THREAD_MULTIPLE/, result.err + result.out)
   end
 
   def test_a_child_of_a_fork
-    result = ranks(any_kind, 1, <<~RUBY)
+    result = ranks(any_kind, 2, <<~RUBY, "#{@folder}/store")
       D.destroy_process_group
       child = fork do
-        D.init_process_group("mpi", store: D::HashStore.new, rank: 0, world_size: 1)
+        D.init_process_group("mpi", store: D::FileStore.new(ARGV[0], SIZE), rank: RANK, world_size: SIZE)
       rescue D::Error => e
         $stdout.write("\#{e.message}\n")
         exit!(0)
