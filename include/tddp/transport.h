@@ -92,6 +92,11 @@ typedef struct tddp_transport_ops {
 
     /** Frees the context, after close(); all transfers are released. */
     void (*destroy)(void *context);
+
+    /** This rank has failed, and tells the others why by a last message, which they may not receive
+     * any more. NULL: that is nothing to the transport, and a rank that leaves sends a last message
+     * too; where it is set, none does, so that at a good end no message is under way. */
+    void (*failed)(void *context);
 } tddp_transport_ops;
 
 /** The backend over a transport, for tddp_backend_query(); made anew by each call, and never freed,

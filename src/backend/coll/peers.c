@@ -80,6 +80,9 @@ static void refresh(tddp_coll *coll)
 
 void tddp_coll_send_notice(tddp_coll *coll, tddp_status status, const char *text)
 {
+    if (coll->transport->failed && status == TDDP_OK) {
+        return;
+    }
     pthread_mutex_lock(&coll->peers_mutex);
     if (!atomic_load(&coll->has_noticed)) {
         coll->notice.sequence = atomic_load(&coll->sequence);
@@ -87,6 +90,9 @@ void tddp_coll_send_notice(tddp_coll *coll, tddp_status status, const char *text
         (void)snprintf(coll->notice.text, sizeof coll->notice.text, "%s", text);
         refresh(coll);
         atomic_store(&coll->has_noticed, true);
+        if (coll->transport->failed && coll->context) {
+            coll->transport->failed(coll->context);
+        }
         EACH_PEER(coll, rank)
         {
             tddp_coll_peer *peer = &coll->peers[rank];

@@ -131,18 +131,26 @@ static void close_transport(void *context, int64_t ms)
 {
     tddp_mpi *self = context;
     tddp_mpi_await_sent(self, ms);
-    if (atomic_exchange(&self->closed, true)) {
-        tddp_mpi_limit_end(); /* it was aborted before its end */
-    }
+    atomic_store(&self->closed, true);
     tddp_eventcount_notify(self->events);
 }
 
+static void failed(void *context)
+{
+    tddp_mpi *self = context;
+    atomic_store(&self->failed, true);
+    tddp_mpi_limit_end();
+}
+
+/* A message that comes later, after a failure, would be taken for one of another group with the
+ * same communicator: so that stays. */
 static void destroy(void *context)
 {
     tddp_mpi *self = context;
     MPI_Comm *comms[] = {&self->program, &self->internal};
-    for (size_t i = 0; i < sizeof comms / sizeof *comms; i++) {
-        if (*comms[i] != MPI_COMM_NULL && !tddp_mpi_is_abandoned()) {
+    const bool frees = !atomic_load(&self->failed) && !tddp_mpi_is_abandoned();
+    for (size_t i = 0; frees && i < sizeof comms / sizeof *comms; i++) {
+        if (*comms[i] != MPI_COMM_NULL) {
             (void)MPI_Comm_free(comms[i]);
         }
     }
@@ -164,6 +172,7 @@ static const tddp_transport_ops transport = {
     .arm = tddp_mpi_arm,
     .close = close_transport,
     .destroy = destroy,
+    .failed = failed,
 };
 
 TDDP_API const tddp_backend_v1 *tddp_backend_query(uint32_t core_abi);

@@ -34,6 +34,7 @@ typedef struct tddp_mpi {
     struct tddp_eventcount *events;
     _Atomic int sending; /* sends that are not complete */
     _Atomic bool closed;
+    _Atomic bool failed;
 } tddp_mpi;
 
 typedef struct tddp_mpi_transfer {
