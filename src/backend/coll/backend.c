@@ -54,12 +54,13 @@ static tddp_status take(const tddp_coll *coll, const tddp_meeting *meeting, tddp
     for (int rank = 0; rank < coll->size; rank++) {
         const tddp_slice record = tddp_meeting_records(meeting)[rank];
         if (record.size < bytes || memcmp(record.data, name, bytes) != 0) {
-            return tddp_fail(TDDP_MISMATCH,
-                             "rank %d uses %.*s between hosts, rank %d uses %s: TDDP_HOSTS, and "
-                             "what is installed, must be the same on all ranks",
-                             tddp_coll_rank_name(coll, rank),
-                             (int)strnlen(record.data, record.size < 32 ? record.size : 32),
-                             record.data, tddp_coll_rank_name(coll, coll->rank), name);
+            return tddp_fail(
+                TDDP_MISMATCH,
+                "rank %d uses %.*s between hosts, rank %d uses %s: it must be the same "
+                "on all ranks",
+                tddp_coll_rank_name(coll, rank),
+                (int)strnlen(record.data, record.size < 32 ? record.size : 32), record.data,
+                tddp_coll_rank_name(coll, coll->rank), name);
         }
         addresses[rank] = (tddp_slice){record.data + bytes, record.size - bytes};
     }
