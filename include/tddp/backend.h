@@ -157,6 +157,9 @@ enum {
     TDDP_BACKEND_RESUMES = 1,
     /** Shared memory may replace it between ranks of one host. */
     TDDP_BACKEND_SHARES_HOSTS = 2,
+    /** The first create() of a process waits for that of all others of its job: shared memory may
+     * replace it for groups of one host only. */
+    TDDP_BACKEND_WHOLE_JOB = 4,
 };
 
 /** Runs one operation and returns when its result is in place. The text of TDDP_TIMEOUT and

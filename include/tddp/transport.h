@@ -17,6 +17,15 @@ extern "C" {
 #endif
 
 /**
+ * Tags have at most so many bits, of which the highest are the kind. A transport whose own tags
+ * have fewer must distinguish kinds; of TDDP_TRANSPORT_PROGRAM_TAG all that differ in the lower 32
+ * bits; of the other kinds those that differ in the lowest three. Those that differ elsewhere are
+ * posted in the same order at both ends (a collective's payloads, while the ranks' calls agree), or
+ * are numbers of large messages to a peer, of which far fewer than 2^13 are under way at a time.
+ */
+enum { TDDP_TRANSPORT_TAG_BITS = 47, TDDP_TRANSPORT_KIND_BITS = 2, TDDP_TRANSPORT_PROGRAM_TAG = 1 };
+
+/**
  * The functions of a transport. `context` is its own, one for a rank of a group. Any thread may
  * call send() and all that follows it here, at any time, several at once, but for one transfer one
  * at a time; they don't block, but for close(). Nothing runs code of a host language.
@@ -82,6 +91,11 @@ typedef struct tddp_transport_ops {
 
     /** Frees the context, after close(); all transfers are released. */
     void (*destroy)(void *context);
+
+    /** This rank has failed, and tells the others why by a last message, which they may not receive
+     * any more. NULL: that is nothing to the transport, and a rank that leaves sends a last message
+     * too; where it is set, none does, so that at a good end no message is under way. */
+    void (*failed)(void *context);
 } tddp_transport_ops;
 
 /** The backend over a transport, for tddp_backend_query(); made anew by each call, and never freed,

@@ -8,7 +8,7 @@ class MPIBackendTest < SchedulerCase
   BEGIN_ = <<~RUBY
     require "torch/distributed"
     D = Torch::Distributed
-    D.init_process_group("mpi", timeout: Float(ENV.fetch("SECONDS_AT_MOST", "60")))
+    D.init_process_group("mpi", timeout: 60)
     RANK, SIZE = D.rank, D.world_size
     def expect(expected, found) = expected == found || raise("rank \#{RANK}: expected \#{expected.inspect}, found \#{found.inspect}")
     def all_ok(text) = D.barrier.then { puts(text) if D.rank.zero? }
@@ -20,6 +20,7 @@ class MPIBackendTest < SchedulerCase
     define_method(:"test_large_reductions_with_#{kind}") { each_size(kind, [3]) { |size| check_ok(kind, size, LARGE) } }
     define_method(:"test_a_wait_that_is_interrupted_with_#{kind}") { each_size(kind, [2]) { |size| check_ok(kind, size, INTERRUPTED) } }
     define_method(:"test_groups_with_#{kind}") { each_size(kind, [4]) { |size| check_ok(kind, size, GROUPS) } }
+    define_method(:"test_ranks_of_one_host_with_#{kind}") { each_size(kind, [2]) { |size| check_ok(kind, size, ONE_HOST, env: {"TDDP_SHM" => "1"}) } }
     define_method(:"test_data_parallel_with_#{kind}") { each_size(kind, [1, 3]) { |size| check_ok(kind, size, DATA_PARALLEL) } }
     define_method(:"test_divided_models_and_objects_with_#{kind}") { each_size(kind, [2]) { |size| check_ok(kind, size, DIVIDED) } }
     define_method(:"test_the_example_with_#{kind}") { check_example(kind) }
@@ -92,11 +93,11 @@ class MPIBackendTest < SchedulerCase
     D.destroy_process_group
   RUBY
 
-  # It goes on without the wait, with data that come along with the comparison and with others.
+  # It goes on without the wait, at any size.
   INTERRUPTED = <<~RUBY
     require "timeout"
     store = D::PrefixStore.new("test", D::TCPStore.new(ENV["MASTER_ADDR"], Integer(ENV["MASTER_PORT"]), nil, false))
-    [1, 10_000].each do |count|
+    [1, 10_000, 1_000_000].each do |count|
       x = Torch.full([count], RANK + 1.0)
       if RANK == 0
         begin
@@ -131,6 +132,15 @@ class MPIBackendTest < SchedulerCase
       expect([RANK / 2 * 2, RANK / 2 * 2 + 1], mesh["tp"].get_group.all_gather(Torch.tensor([RANK])).map { |each| each.item.to_i })
     end
     all_ok("ok")
+    D.destroy_process_group
+  RUBY
+
+  # They share memory, and MPI is not begun.
+  ONE_HOST = <<~RUBY
+    D.all_reduce(x = Torch.full([1000], RANK + 1.0))
+    expect([3.0], x.to_a.uniq)
+    expect(true, File.foreach("/proc/self/maps").grep(/memfd:tddp/).any?)
+    puts "ok" if RANK == 0
     D.destroy_process_group
   RUBY
 
@@ -186,14 +196,18 @@ class MPIBackendTest < SchedulerCase
     skip obstacle if obstacle
   end
 
-  # A script on ranks that MPI has started.
+  # A script on ranks that MPI has started, and between which it moves the data.
   def ranks(kind, size, code, *arguments, env: {})
     @leaves_files = true # a launcher's own
-    run_command(*MPIModules::KINDS[kind].last, size.to_s, *script(BEGIN_ + code, *arguments), env: {"TDDP_BACKEND_PATH" => MPIModules.folder(kind)}.merge(env))
+    run_command(*MPIModules::KINDS[kind].last, size.to_s, *script(BEGIN_ + code, *arguments), env: environment_of(kind).merge(env))
   end
 
-  def check_ok(kind, size, code)
-    result = ranks(kind, size, code)
+  def environment_of(kind)
+    {"TDDP_BACKEND_PATH" => MPIModules.folder(kind), "TDDP_SHM" => "0"}
+  end
+
+  def check_ok(kind, size, code, env: {})
+    result = ranks(kind, size, code, env: env)
     assert_code 0, result
     assert_equal ["ok"], result.out.lines.map(&:strip).grep(/\Aok/), result.err
   end
@@ -230,11 +244,12 @@ class MPIBackendTest < SchedulerCase
     end
   end
 
-  # MPI cannot take its operation back: nothing works any more, and the end is not waited for.
+  # The group has failed, and the end of the other rank is not waited for.
   def check_missing(kind)
     need(kind)
-    result = ranks(kind, 2, <<~RUBY, env: {"SECONDS_AT_MOST" => "3"})
+    result = ranks(kind, 2, <<~RUBY)
       sleep if RANK == 1
+      D.default_process_group.timeout = 3
       2.times do
         D.all_reduce(Torch.ones(3))
       rescue D::Error => e
@@ -244,7 +259,7 @@ class MPIBackendTest < SchedulerCase
       exit!(3)
     RUBY
     refute_equal 0, result.code
-    assert_match(/^Torch::Distributed::TimeoutError: .*all_reduce 1 .*: not done after 3000 ms; not arrived: rank 1 /, result.out)
+    assert_match(/^Torch::Distributed::TimeoutError: .*all_reduce 1 .*: not done after 3000 ms; rank 1 has not done its part; not arrived: rank 1 /, result.out)
     assert_match(/^Torch::Distributed::GroupError: /, result.out)
   end
 
@@ -267,7 +282,7 @@ class MPIBackendTest < SchedulerCase
 
   def check_example(kind)
     need(kind)
-    result = run_command(*MPIModules::KINDS[kind].last, "2", RbConfig.ruby, TRAIN, "--backend", "mpi", env: {"TDDP_BACKEND_PATH" => MPIModules.folder(kind)})
+    result = run_command(*MPIModules::KINDS[kind].last, "2", RbConfig.ruby, TRAIN, "--backend", "mpi", env: environment_of(kind))
     assert_code 0, result
     assert_match(/^20 steps, loss 0\.\d+$/, result.out)
   end
@@ -278,7 +293,7 @@ class MPIBackendTest < SchedulerCase
 
   def test_processes_that_mpi_has_not_started
     @leaves_files = true # each process's own, as that of a launcher
-    result = run_command(BINARY, "--standalone", "--nproc-per-node=2", *ruby(BEGIN_), env: {"TDDP_BACKEND_PATH" => MPIModules.folder(any_kind)})
+    result = run_command(BINARY, "--standalone", "--nproc-per-node=2", *ruby(BEGIN_), env: environment_of(any_kind))
     assert_code 1, result
     assert_match(/ranks 0 and 1 are both number 0 of MPI's processes: start all by one mpirun, mpiexec or srun --mpi of (Open MPI v|MPICH Version:)/, result.err + result.out)
   end
@@ -295,16 +310,16 @@ class MPIBackendTest < SchedulerCase
       }
     C
     MPIModules.compile(kind, "#{@folder}/serial.c", "-o", "#{@folder}/serial.so")
-    result = ranks(kind, 1, "", env: {"LD_PRELOAD" => "#{@folder}/serial.so"})
+    result = ranks(kind, 2, "", env: {"LD_PRELOAD" => "#{@folder}/serial.so"})
     assert_code 1, result
     assert_match(/this MPI does not allow several threads to call it \(.+\): expected one with MPI_THREAD_MULTIPLE/, result.err + result.out)
   end
 
   def test_a_child_of_a_fork
-    result = ranks(any_kind, 1, <<~RUBY)
+    result = ranks(any_kind, 2, <<~RUBY, "#{@folder}/store")
       D.destroy_process_group
       child = fork do
-        D.init_process_group("mpi", store: D::HashStore.new, rank: 0, world_size: 1)
+        D.init_process_group("mpi", store: D::FileStore.new(ARGV[0], SIZE), rank: RANK, world_size: SIZE)
       rescue D::Error => e
         $stdout.write("\#{e.message}\n")
         exit!(0)

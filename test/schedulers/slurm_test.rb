@@ -140,7 +140,7 @@ class SlurmTest < SchedulerCase
   def test_the_backend_mpi
     reason = MPIModules.obstacle("mpich")
     skip reason if reason
-    result = srun("--mpi=pmi2", "-n2", *script(JOIN.sub('"gloo"', '"mpi"')), env: {"TDDP_BACKEND_PATH" => MPIModules.folder("mpich")})
+    result = srun("--mpi=pmi2", "-n2", *script(JOIN.sub('"gloo"', '"mpi"')), env: {"TDDP_BACKEND_PATH" => MPIModules.folder("mpich"), "TDDP_SHM" => "0"})
     assert_equal [%w[3 0 2 0 2], %w[3 1 2 1 2]], joined(result).map { |line| line.first(5) }
   end
 

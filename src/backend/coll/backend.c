@@ -321,7 +321,7 @@ const tddp_backend_v1 *tddp_transport_backend(const tddp_transport_ops *ops)
     if (!ops || ops->size < sizeof *ops || !ops->name || !ops->open || !ops->connect ||
         !ops->send || !ops->recv || !ops->test || !ops->release || !ops->close || !ops->destroy) {
         (void)tddp_fail(TDDP_INVALID_ARGUMENT, "transport: expected a name, and all functions of "
-                                               "tddp_transport_ops but progress and arm");
+                                               "tddp_transport_ops but progress, arm and failed");
         return NULL;
     }
     transport_backend *self = tddp_alloc(sizeof *self);

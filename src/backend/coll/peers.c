@@ -64,6 +64,9 @@ static void refresh(tddp_coll *coll)
         }
         const tddp_status status =
             coll->transport->test(coll->context, peer->receive, &complete, NULL);
+        if (status == TDDP_GROUP_FAILED) {
+            continue; /* this rank's own end */
+        }
         if (status != TDDP_OK) {
             tddp_coll_release(coll, &peer->receive);
             peer->notice = (tddp_coll_notice){0};
@@ -80,6 +83,9 @@ static void refresh(tddp_coll *coll)
 
 void tddp_coll_send_notice(tddp_coll *coll, tddp_status status, const char *text)
 {
+    if (coll->transport->failed && status == TDDP_OK) {
+        return;
+    }
     pthread_mutex_lock(&coll->peers_mutex);
     if (!atomic_load(&coll->has_noticed)) {
         coll->notice.sequence = atomic_load(&coll->sequence);
@@ -87,6 +93,9 @@ void tddp_coll_send_notice(tddp_coll *coll, tddp_status status, const char *text
         (void)snprintf(coll->notice.text, sizeof coll->notice.text, "%s", text);
         refresh(coll);
         atomic_store(&coll->has_noticed, true);
+        if (coll->transport->failed && coll->context) {
+            coll->transport->failed(coll->context);
+        }
         EACH_PEER(coll, rank)
         {
             tddp_coll_peer *peer = &coll->peers[rank];

@@ -107,7 +107,7 @@ void destroy(void *context)
 
 } // namespace
 
-/* Gloo has a thread: neither progress nor arm. */
+/* Gloo has a thread: neither progress nor arm. Nothing to do for failed(): connections end. */
 extern "C" const tddp_transport_ops tddp_gloo_transport = {
     sizeof(tddp_transport_ops),
     "gloo",
@@ -122,6 +122,7 @@ extern "C" const tddp_transport_ops tddp_gloo_transport = {
     nullptr,
     close,
     destroy,
+    nullptr,
 };
 
 extern "C" TDDP_API const tddp_backend_v1 *tddp_backend_query(uint32_t core_abi)

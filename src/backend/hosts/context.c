@@ -58,8 +58,9 @@ static tddp_status set_layout(tddp_hosts *self, const int *hosts)
 
 bool tddp_hosts_can_use(const tddp_backend_v1 *between)
 {
-    bool all = between->post && between->finish && between->probe && between->drop &&
-               between->events && between->traits & TDDP_BACKEND_RESUMES && !between->resumes &&
+    bool all = !(between->traits & TDDP_BACKEND_WHOLE_JOB) && between->post && between->finish &&
+               between->probe && between->drop && between->events &&
+               between->traits & TDDP_BACKEND_RESUMES && !between->resumes &&
                between->op_count >= TDDP_OP_COUNT;
     for (int kind = 0; all && kind < TDDP_OP_COUNT; kind++) {
         all = tddp_op_is_p2p((tddp_op_kind)kind) || between->run[kind];

@@ -7,24 +7,23 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <tddp/log.h>
 
 #include "backend/mpi/mpi.h"
 
+/* For the other processes' ends after a failure. */
+enum { END_MS = 5000 };
+
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pid_t begun_by; /* 0: nobody has begun it here */
-static _Atomic bool given_up;
+static _Atomic bool end_is_limited;
 
-void tddp_mpi_give_up(void)
+void tddp_mpi_limit_end(void)
 {
-    atomic_store(&given_up, true);
-}
-
-bool tddp_mpi_given_up(void)
-{
-    return atomic_load(&given_up);
+    atomic_store(&end_is_limited, true);
 }
 
 tddp_status tddp_mpi_check(int code, const char *what)
@@ -53,18 +52,32 @@ tddp_mpi_name tddp_mpi_library(void)
     return name;
 }
 
-/* The end is collective: a process that fails, or has groups whose operations did not end, does not
- * wait for the others, so that mpirun ends them. A child of a fork has its parent's state, but not
- * its connections. */
+/* Whether all processes of the job end: MPI_Finalize waits for them without a limit. */
+static bool all_end(void)
+{
+    MPI_Request request;
+    int found = 0;
+    bool failed = MPI_Ibarrier(MPI_COMM_WORLD, &request) != MPI_SUCCESS;
+    for (int ms = 0; !found && !failed && (ms < END_MS || !atomic_load(&end_is_limited)); ms++) {
+        failed = MPI_Test(&request, &found, MPI_STATUS_IGNORE) != MPI_SUCCESS;
+        if (!found) {
+            (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        }
+    }
+    return found && !failed;
+}
+
+/* A process that fails, or has groups left, does not wait for the others, so that mpirun ends them.
+ * A child of a fork has its parent's state, but not its connections. */
 static void end(int exit_status, void *data)
 {
     int ended = 0;
     (void)data;
-    if (exit_status != 0 || begun_by != getpid() || tddp_mpi_given_up() || tddp_mpi_groups() > 0 ||
-        MPI_Finalized(&ended) || ended) {
+    if (exit_status != 0 || begun_by != getpid() || tddp_mpi_is_abandoned() ||
+        tddp_mpi_has_groups() || MPI_Finalized(&ended) || ended || !all_end()) {
+        tddp_mpi_abandon();
         return;
     }
-    tddp_mpi_free_reductions();
     (void)MPI_Finalize();
 }
 
@@ -128,7 +141,7 @@ static tddp_status begin(void)
 
 tddp_status tddp_mpi_begin(void)
 {
-    if (tddp_mpi_given_up()) {
+    if (tddp_mpi_is_abandoned()) {
         return tddp_fail(
             TDDP_GROUP_FAILED,
             "an operation over MPI did not end in its time, and MPI cannot take it back: "

@@ -1,11 +1,10 @@
 /*
- * What the files of this module share: a group's context, and how its calls of MPI are waited for.
+ * MPI as a transport (tddp/transport.h): what the files of this module share.
  *
- * MPI cannot take back what has begun, a message that was received in part or a collective: if its
- * time is over, its memory may be written later. Where that is only this module's own, since ranks
- * still wait for one that does not come, the group is lost and its memory stays. Else the process
- * is done with MPI: `given_up` is set, no thread calls MPI again, and every group fails. In both
- * cases the end of the process is not announced to MPI, so that mpirun ends the others.
+ * MPI moves data only while it is called, and can't stop a message whose data are on their way. So
+ * one list has the requests of all groups, tested by threads that wait and by one of the process's
+ * (requests.c). If a transfer that must end doesn't, MPI may still use its memory: the process is
+ * done with MPI then, no thread calls it again, and every group fails.
  */
 #ifndef TDDP_MPI_H
 #define TDDP_MPI_H
@@ -15,59 +14,56 @@
 #include <stdbool.h>
 
 #include <tddp/backend.h>
-#include <tddp/call.h>
+#include <tddp/transport.h>
 
-/* Elements, or bytes, of one call of MPI, whose counts are ints. */
-enum { TDDP_MPI_MOST = 1 << 30 };
+/* A process among those that one launcher has started. */
+typedef struct tddp_mpi_place {
+    int number;
+    int processes;
+} tddp_mpi_place;
 
-enum { TDDP_MPI_CARRIED = 208 };
-
-/* What all ranks reduce before an operation: the greatest of each number, and the sum, or another
- * reduction, of data that are so small that they come along. */
-typedef struct tddp_mpi_comparison {
-    uint64_t digest;
-    uint64_t inverse;
-    uint64_t differing; /* 1: parts differ in size, so that one digest does not say all */
-    uint64_t carried;   /* elements */
-    uint32_t dtype;
-    uint32_t reduce;
-    _Alignas(8) char data[TDDP_MPI_CARRIED];
-} tddp_mpi_comparison;
-
+/* A rank of a group. */
 typedef struct tddp_mpi {
     int rank;
     int size;
-    MPI_Comm collectives;
-    MPI_Comm headers; /* of messages */
-    MPI_Comm payloads;
-    _Atomic bool aborted;
-    _Atomic uint32_t *sent; /* messages to each rank so far */
-
-    /* The operation that is compared: it may be left, and be resumed by another thread. */
-    bool comparing;
-    bool lost; /* the comparison can no longer end: MPI may still write to `all` */
-    MPI_Request request;
-    int64_t deadline_ns;
-    tddp_call call;
-    tddp_call before; /* what all ranks called last */
-    tddp_mpi_comparison mine;
-    tddp_mpi_comparison all;
+    tddp_mpi_place place;
+    int creation_tag;
+    MPI_Comm program;  /* for messages with a program's own tags */
+    MPI_Comm internal; /* for all others */
+    int largest_tag;
+    struct tddp_eventcount *events;
+    _Atomic int sending; /* sends that are not complete */
+    _Atomic bool closed;
+    _Atomic bool failed;
 } tddp_mpi;
 
-/* When a wait ends, and how it pauses. */
-typedef struct tddp_mpi_limits {
+typedef struct tddp_mpi_transfer {
     tddp_mpi *group;
-    int64_t deadline_ns;
-    int64_t timeout_ms;
-    tddp_cancel *cancel; /* NULL: it cannot be left */
-    bool awaited;        /* the thread has nothing else to do */
-    bool arrived;        /* all ranks take part already */
-} tddp_mpi_limits;
+    size_t index; /* of its request in the list, until it is complete */
+    bool sends;
+    int code; /* MPI's, once it is complete */
+    int source;
+    _Atomic bool complete;
+} tddp_mpi_transfer;
+
+/* What MPI_Isend and MPI_Irecv get. */
+typedef struct tddp_mpi_message {
+    void *data;
+    int count;
+    MPI_Datatype type;
+    int peer;
+    int tag;
+    MPI_Comm comm;
+} tddp_mpi_message;
 
 /* --- library.c ------------------------------------------------------------------------------- */
 
 /* Begins MPI if nobody has. Any thread. Errors: TDDP_UNAVAILABLE, with what is missing. */
 TDDP_NODISCARD tddp_status tddp_mpi_begin(void);
+
+/* A group has failed, and others may never end: the end of this process waits for theirs for a
+ * moment at most. */
+void tddp_mpi_limit_end(void);
 
 /* TDDP_OK for MPI_SUCCESS, else TDDP_NETWORK with MPI's text. */
 TDDP_NODISCARD tddp_status tddp_mpi_check(int code, const char *what);
@@ -78,90 +74,37 @@ typedef struct tddp_mpi_name {
 } tddp_mpi_name;
 tddp_mpi_name tddp_mpi_library(void);
 
-/* No further call of MPI in this process; see above. */
-void tddp_mpi_give_up(void);
-bool tddp_mpi_given_up(void);
-
-/* --- module.c -------------------------------------------------------------------------------- */
-
-/* Groups that are not destroyed. */
-int tddp_mpi_groups(void);
-
 /* --- requests.c ------------------------------------------------------------------------------ */
 
-int64_t tddp_mpi_now_ns(void);
-tddp_mpi_limits tddp_mpi_limits_of(tddp_mpi *self, const tddp_op *op);
+/* One more group, or one less: the thread runs while there is one. Errors: TDDP_SYSTEM. */
+TDDP_NODISCARD tddp_status tddp_mpi_add_group(void);
+void tddp_mpi_remove_group(void);
+bool tddp_mpi_has_groups(void);
 
-/* TDDP_OK, or why a wait ends now. */
-TDDP_NODISCARD tddp_status tddp_mpi_check_limits(const tddp_mpi_limits *limits);
+/* No further call of MPI in this process; see above. */
+void tddp_mpi_abandon(void);
+bool tddp_mpi_is_abandoned(void);
 
-/* Waits for a request, which is still under way after a failure. */
-TDDP_NODISCARD tddp_status tddp_mpi_wait_one(const tddp_mpi_limits *limits, MPI_Request *request,
-                                             MPI_Status *status);
+/* Posts a message, which is tested from then on. Errors: TDDP_OUT_OF_MEMORY, TDDP_NETWORK. */
+TDDP_NODISCARD tddp_status tddp_mpi_start(tddp_mpi_transfer *transfer,
+                                          const tddp_mpi_message *message);
 
-/* Waits for all of `count` requests; `code` is what starting them returned. After a failure the
- * process has given up MPI. */
-TDDP_NODISCARD tddp_status tddp_mpi_wait(const tddp_mpi_limits *limits, int code,
-                                         MPI_Request *requests, int count, const char *what);
+/* Cancels it if it is not complete, and returns when MPI doesn't use its memory any more. */
+void tddp_mpi_end(tddp_mpi_transfer *transfer);
 
-/* Waits for a receive, which can be taken back if nothing comes: other groups go on. */
-TDDP_NODISCARD tddp_status tddp_mpi_wait_receive(const tddp_mpi_limits *limits,
-                                                 MPI_Request *request, MPI_Status *status);
+/* Returns once the group's sends are complete, or after so many milliseconds. */
+void tddp_mpi_await_sent(const tddp_mpi *group, int64_t ms);
 
-/* --- calls.c --------------------------------------------------------------------------------- */
+void tddp_mpi_progress(void *context);
+void tddp_mpi_arm(void *context);
 
-/* Compares the operation with those of the other ranks; all have arrived afterwards, and `limits`
- * say so. TDDP_CANCELED: call it again with the same operation. */
-TDDP_NODISCARD tddp_status tddp_mpi_compare(tddp_mpi *self, const tddp_op *op,
-                                            tddp_mpi_limits *limits);
+/* --- transfers.c ----------------------------------------------------------------------------- */
 
-/* Whether the ranks that were compared have reduced the data as well. */
-bool tddp_mpi_has_carried(const tddp_mpi *self);
-
-/* --- types.c --------------------------------------------------------------------------------- */
-
-typedef struct tddp_mpi_reduction {
-    MPI_Datatype type;
-    MPI_Op op;
-} tddp_mpi_reduction;
-
-/* Makes MPI's types and operations, once for the process. */
-TDDP_NODISCARD tddp_status tddp_mpi_make_reductions(void);
-
-/* Of a tddp_mpi_comparison. */
-tddp_mpi_reduction tddp_mpi_comparing(void);
-
-/* MPI's own where it has them, else those of tddp_combine(). */
-TDDP_NODISCARD tddp_status tddp_mpi_reduction_of(tddp_dtype dtype, tddp_reduce_op op,
-                                                 tddp_mpi_reduction *out);
-
-/* Before MPI ends. */
-void tddp_mpi_free_reductions(void);
-
-/* --- blocking.c ------------------------------------------------------------------------------ */
-
-/* A reduction of as many elements as one call of MPI takes. */
-typedef struct tddp_mpi_piece {
-    const void *from;
-    void *into;
-    int count;
-    tddp_mpi_reduction how;
-    int root; /* < 0: for all ranks */
-} tddp_mpi_piece;
-
-/* By MPI's blocking call. After a failure the process has given up MPI. */
-TDDP_NODISCARD tddp_status tddp_mpi_reduce_blocking(const tddp_mpi_limits *limits,
-                                                    const tddp_mpi_piece *what);
-
-/* --- reductions.c, moves.c, messages.c: slots of the table ----------------------------------- */
-
-void tddp_mpi_carry(const tddp_mpi *self, const tddp_op *op, tddp_mpi_comparison *out);
-void tddp_mpi_take_carried(const tddp_mpi *self, const tddp_op *op);
-TDDP_NODISCARD tddp_status tddp_mpi_reduce(tddp_mpi *self, const tddp_op *op,
-                                           const tddp_mpi_limits *limits);
-TDDP_NODISCARD tddp_status tddp_mpi_move(tddp_mpi *self, const tddp_op *op,
-                                         const tddp_mpi_limits *limits);
-tddp_status tddp_mpi_post(void *context, const tddp_op *op, void **request);
-tddp_status tddp_mpi_finish(void *context, void *request, int *source);
+tddp_status tddp_mpi_send(void *context, int peer, uint64_t tag, const void *data, size_t bytes,
+                          void **transfer);
+tddp_status tddp_mpi_recv(void *context, int peer, uint64_t tag, void *data, size_t bytes,
+                          void **transfer);
+tddp_status tddp_mpi_test(void *context, void *transfer, int *complete, int *source);
+void tddp_mpi_release(void *context, void *transfer);
 
 #endif

@@ -77,7 +77,7 @@ module Collectives
     def mpi
       program = program("tddp")
       obstacle = ->(_ranks) { missing(program) || ("the MPI backend is not built" unless mpi?) || no_mpirun }
-      Partner.new("mpi", [Series.new("mpi", "ours over MPI", "any")], environment: {"TDDP_BACKEND_PATH" => File.join(@build, "lib")},
+      Partner.new("mpi", [Series.new("mpi", "ours over MPI", "any")], environment: {"TDDP_BACKEND_PATH" => File.join(@build, "lib"), "TDDP_SHM" => "0"},
         obstacle: obstacle) do |ranks, hosts|
         mpirun(ranks, hosts, "sh", "-c", 'RANK=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} exec "$0" "$@"', program, "mpi")
       end
