@@ -12,13 +12,14 @@
 #include "backend/arith/set.h"
 #include "backend/half.h"
 
-/* STREAM stores to a multiple of VECTOR_BYTES, past the cache; WIDEN and NARROW convert a vector of
- * float32 from and to float16. */
+/* STREAM stores to a multiple of VECTOR_BYTES, past the cache; ANY_NAN may be true without any;
+ * WIDEN and NARROW convert a vector of float32 from and to float16. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #define SET_NAME "avx512"
 #define VECTOR_BYTES 64
 #define STREAM(into, vector) _mm512_stream_si512((void *)(into), (__m512i)(vector))
+#define ANY_NAN(a, b) (_mm512_cmp_ps_mask((__m512)(a), (__m512)(b), _CMP_UNORD_Q) != 0)
 #define WIDEN(from) _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(from)))
 #define NARROW(into, from) \
     _mm256_storeu_si256((void *)(into), _mm512_cvtps_ph((__m512)(from), _MM_FROUND_TO_NEAREST_INT))
@@ -27,6 +28,8 @@
 #define SET_NAME "avx2"
 #define VECTOR_BYTES 32
 #define STREAM(into, vector) _mm256_stream_si256((void *)(into), (__m256i)(vector))
+#define ANY_NAN(a, b) \
+    (_mm256_movemask_ps(_mm256_cmp_ps((__m256)(a), (__m256)(b), _CMP_UNORD_Q)) != 0)
 #define WIDEN(from) _mm256_cvtph_ps(_mm_loadu_si128((const void *)(from)))
 #define NARROW(into, from) \
     _mm_storeu_si128((void *)(into), _mm256_cvtps_ph((__m256)(from), _MM_FROUND_TO_NEAREST_INT))
@@ -43,9 +46,14 @@
 #ifdef __x86_64__
 #include <emmintrin.h>
 #define STREAM(into, vector) _mm_stream_si128((void *)(into), (__m128i)(vector))
+#define ANY_NAN(a, b) (_mm_movemask_ps(_mm_cmpunord_ps((__m128)(a), (__m128)(b))) != 0)
 #else
 #define STREAM(into, vector) memcpy(into, &(vector), sizeof(vector))
 #endif
+#endif
+
+#ifndef ANY_NAN
+#define ANY_NAN(a, b) true
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -97,18 +105,29 @@ INLINE float32_two bfloat16_load(const uint16_t *from)
     return (float32_two){(float32_vector)(both << 16), (float32_vector)(both & 0xffff0000u)};
 }
 
-/* In the upper halves of words, like tddp_backend_to_bfloat16(). */
+/* Like tddp_backend_to_bfloat16(), which the upper halves of the words are; for numbers that aren't
+ * NaN. */
 INLINE words rounded(float32_vector real)
 {
-    const words bits = (words)real;
+    return (words)real + 0x7fffu + (((words)real >> 16) & 1u);
+}
+
+INLINE words rounded_or_nan(float32_vector real)
+{
     const words nan = (words)(real != real);
-    return ((bits + 0x7fffu + ((bits >> 16) & 1u)) & ~nan) | ((bits | 0x00400000u) & nan);
+    return (rounded(real) & ~nan) | (((words)real | 0x00400000u) & nan);
 }
 
 INLINE void bfloat16_store(uint16_t *into, float32_two two)
 {
-    const words both = (rounded(two.a) >> 16) | (rounded(two.b) & 0xffff0000u);
-    memcpy(into, &both, sizeof both);
+    words even = rounded(two.a);
+    words odd = rounded(two.b);
+    if (__builtin_expect(ANY_NAN(two.a, two.b), 0)) {
+        even = rounded_or_nan(two.a);
+        odd = rounded_or_nan(two.b);
+    }
+    even = (even >> 16) | (odd & 0xffff0000u);
+    memcpy(into, &even, sizeof even);
 }
 
 #define FORMAT(part) bfloat16_##part
