@@ -6,11 +6,8 @@
 
 static bool defined(tddp_reduce_op op, tddp_dtype dtype)
 {
-    if ((unsigned)op >= TDDP_ARITH_OPS || (unsigned)dtype >= TDDP_ARITH_DTYPES) {
-        return false;
-    }
-    bool half = dtype == TDDP_FLOAT16 || dtype == TDDP_BFLOAT16;
-    return tddp_arith_baseline.combine[half ? TDDP_FLOAT32 : dtype][op];
+    return (unsigned)op < TDDP_ARITH_OPS && (unsigned)dtype < TDDP_ARITH_DTYPES &&
+           tddp_arith_baseline.kernels[dtype][op];
 }
 
 const char *tddp_reduce_op_name(tddp_reduce_op op)

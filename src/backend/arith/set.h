@@ -1,11 +1,9 @@
 /*
- * The interface of a set: the loops of one instruction set. All sets are compiled from the same
- * source (loops.h) and give the same bits; choose.c selects one.
+ * The interface of a set: the kernels of one instruction set. All sets are compiled from the same
+ * source (kernels.h) and give the same bits; choose.c selects one.
  */
 #ifndef TDDP_ARITH_SET_H
 #define TDDP_ARITH_SET_H
-
-#include <stdbool.h>
 
 #include "backend/arith/arith.h"
 
@@ -14,33 +12,20 @@ enum {
     TDDP_ARITH_DTYPES = TDDP_BOOL + 1,
 };
 
-/* into[i] = a[i] op b[i]; `into` may be `a` or `b`. */
-typedef void (*tddp_arith_combine)(void *into, const void *a, const void *b, size_t count);
-
-/* into[i] = from[i] · factor; `into` may be `from`. Of complex numbers each part is an element. */
-typedef void (*tddp_arith_scale)(void *into, const void *from, size_t count, double factor);
-
-/* Runs a whole job that is a sum of `count` real numbers each, without factors on the sources.
- * If `streaming`: at most two results, with the same distance to a multiple of vector_bytes. */
-typedef void (*tddp_arith_sum)(const tddp_arith_job *job, size_t count, bool streaming);
+/* Combines `count` elements of the job's sources, from element `start` on, into other results than
+ * the job's, if need be. Of sums of complex numbers each part is an element. */
+typedef void (*tddp_arith_kernel)(const tddp_arith_job *job, size_t start, size_t count,
+                                  void *const *results, int result_count);
 
 typedef struct tddp_arith_set {
     const char *name;
-    bool (*works)(void); /* whether processor and system support it */
-    size_t vector_bytes;
-    /* NULL for float16 and bfloat16, which are computed in float32. */
-    tddp_arith_combine combine[TDDP_ARITH_DTYPES][TDDP_ARITH_OPS];
-    tddp_arith_sum sum[TDDP_ARITH_DTYPES]; /* NULL: combine is used */
-    tddp_arith_scale scale_float32;
-    tddp_arith_scale scale_float64;
+    tddp_arith_kernel kernels[TDDP_ARITH_DTYPES][TDDP_ARITH_OPS]; /* NULL: not defined */
     void (*widen_float16)(float *into, const uint16_t *from, size_t count);
     void (*widen_bfloat16)(float *into, const uint16_t *from, size_t count);
     void (*narrow_float16)(uint16_t *into, const float *from, size_t count);
     void (*narrow_bfloat16)(uint16_t *into, const float *from, size_t count);
-    /* Like memcpy, with stores past the cache; other processors see them after the set's
-     * fence(). */
+    /* Like memcpy, with stores past the cache, which a fence has to follow. */
     void (*stream)(void *into, const void *from, size_t bytes);
-    void (*fence)(void);
 } tddp_arith_set;
 
 extern const tddp_arith_set tddp_arith_baseline;
@@ -50,8 +35,10 @@ extern const tddp_arith_set tddp_arith_avx512;
 #endif
 
 /* complex.c, for all sets. */
-void tddp_arith_complex64_product(void *into, const void *a, const void *b, size_t count);
-void tddp_arith_complex128_product(void *into, const void *a, const void *b, size_t count);
+void tddp_arith_complex64_product(const tddp_arith_job *job, size_t start, size_t count,
+                                  void *const *results, int result_count);
+void tddp_arith_complex128_product(const tddp_arith_job *job, size_t start, size_t count,
+                                   void *const *results, int result_count);
 
 /* The set in use. */
 const tddp_arith_set *tddp_arith_chosen(void);
