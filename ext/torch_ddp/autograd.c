@@ -42,20 +42,24 @@ static tddp_status wait_in_forward(tddp_rb_body body, void *data)
     return NIL_P(outcome.error) ? TDDP_OK : call.status;
 }
 
-/* After libtddp has returned: raises what ended a wait, or the failure. */
-static void raise_failure(tddp_status status)
+/* Another thread may destroy the group (NULL: none) meanwhile; end_forward() releases it. */
+static void begin_forward(tddp_group *group)
 {
+    pending_tag = 0;
+    if (group)
+        tddp_group_retain(group);
+}
+
+/* After libtddp has returned: raises what ended a wait, or the failure. */
+static void end_forward(tddp_group *group, tddp_status status)
+{
+    tddp_group_release(group);
     if (pending_tag != 0)
         tddp_rb_raise_outcome((tddp_rb_outcome){Qnil, pending_tag});
     tddp_rb_check(status);
 }
 
 /* --- batch normalization --------------------------------------------------------------------- */
-
-static const tddp_tensor *tensor_or_null(VALUE object)
-{
-    return NIL_P(object) ? NULL : tddp_rb_tensor(object);
-}
 
 /* _sync_batch_norm(output, input, group, [weight, bias, running_mean, running_var], momentum, eps);
  * the output is a new Torch::Tensor that is assigned the result. */
@@ -64,25 +68,19 @@ static VALUE sync_batch_norm(VALUE self, VALUE output, VALUE input, VALUE group,
 {
     Check_Type(tensors, T_ARRAY);
     tddp_sync_batch_norm_opts opts = TDDP_SYNC_BATCH_NORM_OPTS_INIT;
-    opts.weight = tensor_or_null(rb_ary_entry(tensors, 0));
-    opts.bias = tensor_or_null(rb_ary_entry(tensors, 1));
-    opts.running_mean = tensor_or_null(rb_ary_entry(tensors, 2));
-    opts.running_var = tensor_or_null(rb_ary_entry(tensors, 3));
+    opts.weight = tddp_rb_tensor_or_null(rb_ary_entry(tensors, 0));
+    opts.bias = tddp_rb_tensor_or_null(rb_ary_entry(tensors, 1));
+    opts.running_mean = tddp_rb_tensor_or_null(rb_ary_entry(tensors, 2));
+    opts.running_var = tddp_rb_tensor_or_null(rb_ary_entry(tensors, 3));
     opts.momentum = NUM2DBL(momentum);
     opts.eps = NUM2DBL(eps);
     opts.blocking_region = wait_in_forward;
     opts.backward_blocking_region = tddp_rb_blocking_in_backward;
-    tddp_group *shared = tddp_rb_group(group);
     const tddp_tensor *batch = tddp_rb_tensor(input);
     tddp_tensor *result = tddp_rb_tensor(output);
-    pending_tag = 0;
-    tddp_group_retain(shared); /* another thread may destroy the group meanwhile */
-    tddp_status status = tddp_sync_batch_norm(shared, batch, &opts, result);
-    tddp_group_release(shared);
-    raise_failure(status);
-    RB_GC_GUARD(group);
-    RB_GC_GUARD(tensors);
-    RB_GC_GUARD(input);
+    tddp_group *shared = tddp_rb_group(group);
+    begin_forward(shared);
+    end_forward(shared, tddp_sync_batch_norm(shared, batch, &opts, result));
     (void)self;
     return output;
 }
@@ -101,7 +99,6 @@ static tddp_map map_of(VALUE name)
 /* A list of Integers, one for each rank, in tddp_rb_scratch() memory; nil: NULL. */
 static int64_t *rows_of(VALUE list, int ranks, volatile VALUE *memory)
 {
-    *memory = 0; /* which ALLOCV_END takes for nothing */
     if (NIL_P(list))
         return NULL;
     Check_Type(list, T_ARRAY);
@@ -119,7 +116,7 @@ static int64_t *rows_of(VALUE list, int ranks, volatile VALUE *memory)
 static VALUE collective(VALUE self, VALUE input, VALUE group, VALUE map, VALUE gradient, VALUE root,
                         VALUE scale, VALUE sends, VALUE receives)
 {
-    VALUE send_memory, receive_memory;
+    TDDP_RB_SCRATCH send_memory = 0, receive_memory = 0;
     tddp_collective_opts opts = TDDP_COLLECTIVE_OPTS_INIT;
     tddp_group *shared = tddp_rb_group(group);
     opts.map = map_of(map);
@@ -133,15 +130,8 @@ static VALUE collective(VALUE self, VALUE input, VALUE group, VALUE map, VALUE g
     VALUE output = tddp_rb_fresh_tensor();
     const tddp_tensor *tensor = tddp_rb_tensor(input);
     tddp_tensor *result = tddp_rb_tensor(output);
-    pending_tag = 0;
-    tddp_group_retain(shared); /* another thread may destroy the group meanwhile */
-    tddp_status status = tddp_collective(shared, tensor, &opts, result);
-    tddp_group_release(shared);
-    ALLOCV_END(send_memory);
-    ALLOCV_END(receive_memory);
-    raise_failure(status);
-    RB_GC_GUARD(group);
-    RB_GC_GUARD(input);
+    begin_forward(shared);
+    end_forward(shared, tddp_collective(shared, tensor, &opts, result));
     (void)self;
     return output;
 }
@@ -154,8 +144,6 @@ static VALUE average_gradient(VALUE self, VALUE tensor, VALUE group, VALUE divis
     const tddp_tensor *leaf = tddp_rb_tensor(tensor);
     tddp_rb_check(tddp_average_gradient(shared, leaf, NUM2DBL(divisor),
                                         tddp_rb_blocking_in_backward, &number));
-    RB_GC_GUARD(group);
-    RB_GC_GUARD(tensor);
     (void)self;
     return UINT2NUM(number);
 }
@@ -170,11 +158,6 @@ static VALUE cross_entropy_graph(VALUE self, VALUE losses, VALUE logits, VALUE g
                                            tddp_rb_tensor(shares), tddp_rb_tensor(places),
                                            tddp_rb_tensor(ones), tddp_rb_blocking_in_backward,
                                            tddp_rb_tensor(losses)));
-    RB_GC_GUARD(group);
-    RB_GC_GUARD(logits);
-    RB_GC_GUARD(shares);
-    RB_GC_GUARD(places);
-    RB_GC_GUARD(ones);
     (void)self;
     return losses;
 }
@@ -197,7 +180,7 @@ static VALUE linear(VALUE self, VALUE input, VALUE weight, VALUE bias, VALUE gro
 {
     tddp_linear_opts opts = TDDP_LINEAR_OPTS_INIT;
     opts.form = form_of(form);
-    opts.group = NIL_P(group) ? NULL : tddp_rb_group(group);
+    opts.group = tddp_rb_group_or_null(group);
     if (!NIL_P(sequence_dim))
         opts.sequence_dim = NUM2LL(sequence_dim);
     opts.blocking_region = wait_in_forward;
@@ -205,28 +188,19 @@ static VALUE linear(VALUE self, VALUE input, VALUE weight, VALUE bias, VALUE gro
     VALUE output = tddp_rb_fresh_tensor();
     const tddp_tensor *x = tddp_rb_tensor(input);
     const tddp_tensor *w = tddp_rb_tensor(weight);
-    const tddp_tensor *b = tensor_or_null(bias);
+    const tddp_tensor *b = tddp_rb_tensor_or_null(bias);
     tddp_tensor *result = tddp_rb_tensor(output);
-    pending_tag = 0;
-    if (opts.group)
-        tddp_group_retain(opts.group); /* another thread may destroy the group meanwhile */
-    tddp_status status = tddp_linear(x, w, b, &opts, result);
-    tddp_group_release(opts.group);
-    raise_failure(status);
-    RB_GC_GUARD(group);
-    RB_GC_GUARD(input);
-    RB_GC_GUARD(weight);
-    RB_GC_GUARD(bias);
+    begin_forward(opts.group);
+    end_forward(opts.group, tddp_linear(x, w, b, &opts, result));
     (void)self;
     return output;
 }
 
 void tddp_rb_init_autograd(void)
 {
-    VALUE private_methods = rb_singleton_class(tddp_rb_distributed);
-    rb_define_private_method(private_methods, "_sync_batch_norm", sync_batch_norm, 6);
-    rb_define_private_method(private_methods, "_collective", collective, 8);
-    rb_define_private_method(private_methods, "_average_gradient", average_gradient, 3);
-    rb_define_private_method(private_methods, "_cross_entropy_graph", cross_entropy_graph, 6);
-    rb_define_private_method(private_methods, "_linear", linear, 6);
+    TDDP_RB_PRIVATE("_sync_batch_norm", sync_batch_norm, 6);
+    TDDP_RB_PRIVATE("_collective", collective, 8);
+    TDDP_RB_PRIVATE("_average_gradient", average_gradient, 3);
+    TDDP_RB_PRIVATE("_cross_entropy_graph", cross_entropy_graph, 6);
+    TDDP_RB_PRIVATE("_linear", linear, 6);
 }

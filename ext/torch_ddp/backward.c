@@ -10,21 +10,16 @@
 /* _backward(tensors, grads): Arrays of the same length. */
 static VALUE backward(VALUE self, VALUE tensors, VALUE grads)
 {
-    volatile VALUE root_memory = 0, grad_memory = 0;
-    size_t count = 0, grad_count = 0;
+    TDDP_RB_SCRATCH root_memory = 0, grad_memory = 0;
+    size_t count, grad_count;
     tddp_tensor **roots = tddp_rb_tensors(tensors, &root_memory, &count);
     tddp_tensor **with = tddp_rb_tensors(grads, &grad_memory, &grad_count);
+    (void)self;
     if (count != grad_count)
         rb_raise(rb_eArgError, "expected %zu gradients, one for each tensor, got %zu", count,
                  grad_count);
-    tddp_status status =
-        tddp_backward((const tddp_tensor *const *)roots, (const tddp_tensor *const *)with, count);
-    ALLOCV_END(root_memory);
-    ALLOCV_END(grad_memory);
-    RB_GC_GUARD(tensors);
-    RB_GC_GUARD(grads);
-    (void)self;
-    tddp_rb_check(status);
+    tddp_rb_check(
+        tddp_backward((const tddp_tensor *const *)roots, (const tddp_tensor *const *)with, count));
     return Qnil;
 }
 
@@ -37,9 +32,7 @@ static VALUE failure(VALUE self, VALUE text)
     tddp_status status = tddp_failure_status(message);
     if (status == TDDP_OK || status == TDDP_INTERNAL)
         return Qnil;
-    VALUE error = tddp_rb_error(tddp_fail(status, "%s", message));
-    RB_GC_GUARD(text);
-    return error;
+    return tddp_rb_error(tddp_fail(status, "%s", message));
 }
 
 /* _same_tensors(tensors): other objects with the same tensors, graph included. */
@@ -53,22 +46,19 @@ static VALUE same_tensors(VALUE self, VALUE tensors)
  * be used any more. */
 static VALUE release_tensors(VALUE self, VALUE tensors)
 {
-    volatile VALUE memory = 0;
-    size_t count = 0;
+    TDDP_RB_SCRATCH memory = 0;
+    size_t count;
     tddp_tensor **handles = tddp_rb_tensors(tensors, &memory, &count);
     for (size_t i = 0; i < count; i++)
         tddp_tensor_reset(handles[i]);
-    ALLOCV_END(memory);
-    RB_GC_GUARD(tensors);
     (void)self;
     return Qnil;
 }
 
 void tddp_rb_init_backward(void)
 {
-    VALUE private_methods = rb_singleton_class(tddp_rb_distributed);
-    rb_define_private_method(private_methods, "_backward", backward, 2);
-    rb_define_private_method(private_methods, "_failure", failure, 1);
-    rb_define_private_method(private_methods, "_same_tensors", same_tensors, 1);
-    rb_define_private_method(private_methods, "_release_tensors", release_tensors, 1);
+    TDDP_RB_PRIVATE("_backward", backward, 2);
+    TDDP_RB_PRIVATE("_failure", failure, 1);
+    TDDP_RB_PRIVATE("_same_tensors", same_tensors, 1);
+    TDDP_RB_PRIVATE("_release_tensors", release_tensors, 1);
 }

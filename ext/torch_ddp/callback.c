@@ -3,12 +3,9 @@
  * hooks, checkpointed segments and functions. An exception becomes a status, and stays in
  * rb_errinfo() as the cause of the exception that backward raises; an exception that is neither a
  * StandardError nor a ScriptError is raised again after backward. Called by the Ruby thread that
- * runs backward and holds the GVL; any thread may release roots.
+ * runs backward and holds the GVL.
  */
 #include "torch_ddp.h"
-
-#include <stdatomic.h>
-#include <stdlib.h>
 
 /* Exported by Ruby, but not declared in a public header by all versions. */
 int ruby_thread_has_gvl_p(void);
@@ -59,63 +56,4 @@ tddp_status tddp_rb_call_in_backward(VALUE (*body)(VALUE data), void *data, cons
     int state = 0;
     rb_protect(body, (VALUE)data, &state);
     return state == 0 ? TDDP_OK : status_of_exception(what);
-}
-
-/* --- roots ------------------------------------------------------------------------------------ */
-
-struct tddp_rb_root {
-    VALUE value;
-    atomic_bool released;
-    struct tddp_rb_root *next;
-};
-
-/* Guarded by the GVL. The next garbage collection removes released roots. */
-static tddp_rb_root *roots;
-
-static void mark_roots(void *nothing)
-{
-    (void)nothing;
-    for (tddp_rb_root **at = &roots; *at != NULL;) {
-        tddp_rb_root *root = *at;
-        if (atomic_load(&root->released)) {
-            *at = root->next;
-            free(root);
-        } else {
-            rb_gc_mark(root->value);
-            at = &root->next;
-        }
-    }
-}
-
-/* Not write-barrier protected, so that every minor collection marks it. */
-static const rb_data_type_t keeper_type = {
-    .wrap_struct_name = "Ruby objects that libtorch's graphs keep",
-    .function = {.dmark = mark_roots},
-};
-
-tddp_rb_root *tddp_rb_root_new(VALUE value)
-{
-    tddp_rb_root *root = malloc(sizeof(*root));
-    if (root == NULL)
-        rb_memerror();
-    root->value = value;
-    atomic_init(&root->released, false);
-    root->next = roots;
-    roots = root;
-    return root;
-}
-
-VALUE tddp_rb_root_value(const tddp_rb_root *root)
-{
-    return root->value;
-}
-
-void tddp_rb_root_release(tddp_rb_root *root)
-{
-    atomic_store(&root->released, true);
-}
-
-void tddp_rb_init_callback(void)
-{
-    rb_gc_register_mark_object(TypedData_Wrap_Struct(rb_cObject, &keeper_type, &roots));
 }

@@ -30,12 +30,7 @@ typedef struct again_call {
 static VALUE run_again(VALUE data)
 {
     const again_call *call = (const again_call *)data;
-    VALUE inputs = rb_ary_new_capa((long)call->input_count);
-    for (size_t i = 0; i < call->input_count; i++) {
-        VALUE input = tddp_rb_fresh_tensor();
-        tddp_rb_check(tddp_tensor_assign(tddp_rb_tensor(input), call->inputs[i]));
-        rb_ary_push(inputs, input);
-    }
+    VALUE inputs = tddp_rb_tensor_objects(call->inputs, call->input_count);
     VALUE outputs = rb_funcall(call->function, rb_intern("call"), 1, inputs);
     Check_Type(outputs, T_ARRAY);
     if (RARRAY_LEN(outputs) != (long)call->output_count)
@@ -55,33 +50,27 @@ static VALUE run_again(VALUE data)
 static tddp_status again(void *state, tddp_tensor *const *inputs, size_t input_count,
                          tddp_tensor *const *outputs, size_t output_count)
 {
-    again_call call = {tddp_rb_root_value(state), inputs, input_count, outputs, output_count};
+    again_call call = {((const tddp_rb_root *)state)->object, inputs, input_count, outputs,
+                       output_count};
     return tddp_rb_call_in_backward(run_again, &call, "a checkpointed segment");
-}
-
-static void release_function(void *state)
-{
-    tddp_rb_root_release(state);
 }
 
 /* _begin(inputs, preserve_rng, proc): the proc is called with other tensors in place of the inputs
  * and returns an Array of the outputs. */
 static VALUE segment_begin(VALUE class, VALUE inputs, VALUE preserve_rng, VALUE function)
 {
-    static const tddp_checkpoint_ops ops = {sizeof(ops), again, release_function};
-    volatile VALUE memory = 0;
-    size_t count = 0;
+    static const tddp_checkpoint_ops ops = {sizeof(ops), again, tddp_rb_unpin};
+    TDDP_RB_SCRATCH memory = 0;
+    size_t count;
     VALUE self = TypedData_Wrap_Struct(class, &segment_type, NULL);
     tddp_tensor **tensors = tddp_rb_tensors(inputs, &memory, &count);
-    tddp_rb_root *root = tddp_rb_root_new(function);
+    tddp_rb_root *root = tddp_rb_pin(function);
     tddp_checkpoint *checkpoint = NULL;
     tddp_status status =
         tddp_checkpoint_begin(tensors, count, RTEST(preserve_rng), &ops, root, &checkpoint);
     RTYPEDDATA_DATA(self) = checkpoint;
     if (status != TDDP_OK)
-        tddp_rb_root_release(root);
-    ALLOCV_END(memory);
-    RB_GC_GUARD(inputs);
+        tddp_rb_unpin(root);
     tddp_rb_check(status);
     return self;
 }
@@ -89,15 +78,12 @@ static VALUE segment_begin(VALUE class, VALUE inputs, VALUE preserve_rng, VALUE 
 /* Replaces the first run's outputs by tensors whose backward runs the segment again. */
 static VALUE segment_outputs(VALUE self, VALUE outputs)
 {
-    volatile VALUE memory = 0;
-    size_t count = 0;
+    TDDP_RB_SCRATCH memory = 0;
+    size_t count;
     tddp_checkpoint *checkpoint = rb_check_typeddata(self, &segment_type);
     VALUE fresh = tddp_rb_fresh_tensors(outputs);
     tddp_tensor **tensors = tddp_rb_tensors(fresh, &memory, &count);
-    tddp_status status = tddp_checkpoint_outputs(checkpoint, tensors, count);
-    ALLOCV_END(memory);
-    RB_GC_GUARD(self);
-    tddp_rb_check(status);
+    tddp_rb_check(tddp_checkpoint_outputs(checkpoint, tensors, count));
     return fresh;
 }
 

@@ -14,10 +14,11 @@ enum { INLINE_US = 20, INLINE_ALONE_US = 200 };
 
 /* The arguments of one call, read. */
 typedef struct operation {
-    bool apart; /* the tensor that is written is not contiguous: nothing is queued */
+    bool apart;           /* the tensor that is written is not contiguous: nothing is queued */
+    tddp_tensor *written; /* what `output` is, if it is one tensor */
     tddp_op_args args;
-    VALUE output, input;               /* a tensor, an Array of them, or nil */
-    VALUE output_memory, input_memory; /* of their lists */
+    VALUE output, input;                        /* a tensor, an Array of them, or nil */
+    volatile VALUE output_memory, input_memory; /* of their lists */
 } operation;
 
 /* Which argument the ranks compare when TORCH_DISTRIBUTED_DEBUG is DETAIL. */
@@ -27,7 +28,7 @@ typedef enum described { NOTHING, OUTPUT, INPUT } described;
  * `arguments` has a letter for each argument before the last, which is `async`:
  *   o i  a tensor that is written, or read          O I  an Array of them, or nil
  *   P Q  a tensor that is written, or read, in pieces: two arguments, the second their counts
- *   r    a reduction: two arguments, its number and its factor
+ *   r    a reduction, as ReduceOp.resolve takes it
  *   k    the root     s  the sender, nil for any     d  the receiver
  *   g    a tag        t  a timeout in seconds, or nil
  */
@@ -68,23 +69,27 @@ enum { METHODS = sizeof methods / sizeof methods[0] };
 /* --- arguments ------------------------------------------------------------------------------- */
 
 /* Whether the tensor that is written is contiguous. */
-static bool read_output(operation *op, VALUE tensor, const char *name)
+static bool read_output(operation *op, VALUE object, const char *name)
 {
-    op->output = tensor;
-    op->apart = !tddp_rb_contiguous(tensor, name, &op->args.output);
+    op->output = object;
+    op->written = tddp_rb_contiguous(object, name, &op->args.output);
+    op->apart = op->written == NULL;
     return !op->apart;
 }
 
-static void read_outputs(operation *op, VALUE list, const char *name)
+/* Most are numbers already. */
+static void read_reduction(tddp_op_args *args, VALUE reduction)
 {
-    op->output = list;
-    op->args.outputs = tddp_rb_buffers(list, name, &op->output_memory, &op->args.output_count);
-}
-
-static void read_inputs(operation *op, VALUE list, const char *name)
-{
-    op->input = list;
-    op->args.inputs = tddp_rb_buffers(list, name, &op->input_memory, &op->args.input_count);
+    if (FIXNUM_P(reduction) && FIX2LONG(reduction) >= 0 &&
+        FIX2LONG(reduction) < TDDP_REDUCE_PREMUL_SUM) {
+        args->reduce = (tddp_reduce_op)FIX2LONG(reduction);
+        args->premul = 0;
+        return;
+    }
+    VALUE reduce_op = rb_const_get(tddp_rb_distributed, rb_intern("ReduceOp"));
+    VALUE resolved = rb_funcall(reduce_op, rb_intern("resolve"), 1, reduction);
+    args->reduce = (tddp_reduce_op)NUM2INT(rb_ary_entry(resolved, 0));
+    args->premul = NUM2DBL(rb_ary_entry(resolved, 1));
 }
 
 /* Reads what a letter stands for; returns the next argument. */
@@ -101,10 +106,13 @@ static const VALUE *read_argument(const method *method, char letter, const VALUE
         args->input = tddp_rb_buffer(first, method->input);
         break;
     case 'O':
-        read_outputs(op, first, method->output);
+        op->output = first;
+        args->outputs =
+            tddp_rb_buffers(first, method->output, &op->output_memory, &args->output_count);
         break;
     case 'I':
-        read_inputs(op, first, method->input);
+        op->input = first;
+        args->inputs = tddp_rb_buffers(first, method->input, &op->input_memory, &args->input_count);
         break;
     case 'P':
         if (read_output(op, first, method->output))
@@ -118,8 +126,7 @@ static const VALUE *read_argument(const method *method, char letter, const VALUE
             tddp_rb_pieces(first, method->input, *at++, &op->input_memory, &args->input_count);
         break;
     case 'r':
-        args->reduce = (tddp_reduce_op)NUM2INT(first);
-        args->premul = NUM2DBL(*at++);
+        read_reduction(args, first);
         break;
     case 'k':
         args->root = NUM2INT(first);
@@ -144,7 +151,7 @@ static int arity_of(const method *method)
 {
     int count = 1; /* async */
     for (const char *letter = method->arguments; *letter; letter++)
-        count += strchr("PQr", *letter) ? 2 : 1;
+        count += strchr("PQ", *letter) ? 2 : 1;
     return count;
 }
 
@@ -192,10 +199,7 @@ static void submit(submission call)
     if (!tddp_submit_blocks(call.group, call.args)) {
         (void)body_submit(&call, &at_once);
     } else {
-        tddp_group_retain(call.group); /* Another thread may destroy it meanwhile. */
-        tddp_rb_outcome outcome = tddp_rb_blocking(body_submit, &call, -1, false);
-        tddp_group_release(call.group);
-        tddp_rb_raise_outcome(outcome);
+        tddp_rb_raise_outcome(tddp_rb_blocking_with(call.group, body_submit, &call, -1, false));
     }
     tddp_rb_check(call.status);
 }
@@ -225,9 +229,11 @@ static VALUE perform(int argc, VALUE *argv, VALUE self)
     const bool written = writes(&op.args, group); /* another thread may destroy it meanwhile */
     submit((submission){group, &op.args, 0, &work, TDDP_OK});
     RB_GC_GUARD(text);
-    ALLOCV_END(op.output_memory);
-    ALLOCV_END(op.input_memory);
-    if (written)
+    tddp_rb_scratch_end(&op.output_memory);
+    tddp_rb_scratch_end(&op.input_memory);
+    if (written && op.written != NULL)
+        tddp_rb_check(tddp_tensor_written(op.written));
+    else if (written)
         tddp_rb_written(op.output);
     return tddp_rb_take_work(work, op.output, op.input, async);
 }
@@ -252,10 +258,9 @@ static tddp_op_args read_message(VALUE message)
 static VALUE group_batch(VALUE self, VALUE messages)
 {
     const long count = RARRAY_LEN(messages);
-    VALUE args_memory;
-    VALUE works_memory;
-    tddp_op_args *args = ALLOCV_N(tddp_op_args, args_memory, count);
-    tddp_work **works = ALLOCV_N(tddp_work *, works_memory, count);
+    TDDP_RB_SCRATCH args_memory = 0, works_memory = 0;
+    tddp_op_args *args = tddp_rb_scratch(&args_memory, count, sizeof(*args));
+    tddp_work **works = tddp_rb_scratch(&works_memory, count, sizeof(*works));
     VALUE result = rb_ary_new_capa(count);
     if (count == 0)
         return result;
@@ -269,9 +274,6 @@ static VALUE group_batch(VALUE self, VALUE messages)
         rb_ary_push(result, tddp_rb_take_work(works[i], sends ? Qnil : tensor,
                                               sends ? tensor : Qnil, true));
     }
-    ALLOCV_END(args_memory);
-    ALLOCV_END(works_memory);
-    RB_GC_GUARD(messages);
     return result;
 }
 
@@ -293,15 +295,14 @@ static VALUE group_monitored_barrier(VALUE self, VALUE timeout, VALUE wait_all_r
 {
     monitored_call call = {tddp_rb_group(self), tddp_rb_milliseconds(timeout),
                            RTEST(wait_all_ranks)};
-    tddp_group_retain(call.group); /* Another thread may destroy it meanwhile. */
-    tddp_rb_outcome outcome = tddp_rb_blocking(body_monitored_barrier, &call, -1, true);
-    tddp_group_release(call.group);
-    tddp_rb_raise_outcome(outcome);
+    tddp_rb_raise_outcome(
+        tddp_rb_blocking_with(call.group, body_monitored_barrier, &call, -1, true));
     return Qnil;
 }
 
-void tddp_rb_init_collectives(VALUE group)
+void tddp_rb_init_collectives(void)
 {
+    VALUE group = rb_define_class_under(tddp_rb_distributed, "ProcessGroup", rb_cObject);
     for (size_t i = 0; i < METHODS; i++) {
         methods[i].id = rb_intern(methods[i].name);
         methods[i].arity = arity_of(&methods[i]);

@@ -62,8 +62,6 @@ static const rb_data_type_t hook_type = {
     .flags = RUBY_TYPED_FREE_IMMEDIATELY,
 };
 
-static VALUE tensor_class = Qnil;
-
 tddp_comm_hook *tddp_rb_comm_hook(VALUE object)
 {
     return ((hook_object *)rb_check_typeddata(object, &hook_type))->hook;
@@ -100,7 +98,7 @@ static bool store_result(VALUE bucket, VALUE result)
 {
     if (RB_TYPE_P(result, T_ARRAY) && RARRAY_LEN(result) == 1)
         result = rb_ary_entry(result, 0);
-    if (!RTEST(rb_obj_is_kind_of(result, tensor_class)))
+    if (!tddp_rb_is_tensor(result))
         return false;
     if (result != rb_ivar_get(bucket, rb_intern("@buffer")))
         tddp_rb_grad_bucket_fill(bucket, result);
@@ -265,18 +263,14 @@ static void free_ruby(void *state)
     release_hook(state);
 }
 
-static VALUE wrap_ruby(VALUE class, tddp_comm_hook *hook, ruby_hook *ruby)
+/* The object of the hook that a call has made, with this status. */
+static VALUE wrap(VALUE class, tddp_status status, tddp_comm_hook *const *hook)
 {
     hook_object *object = NULL;
+    tddp_rb_check(status);
     VALUE self = TypedData_Make_Struct(class, hook_object, &hook_type, object);
-    object->ruby = ruby;
-    object->hook = hook;
+    object->hook = *hook;
     return self;
-}
-
-static VALUE wrap(VALUE class, tddp_comm_hook *hook)
-{
-    return wrap_ruby(class, hook, NULL);
 }
 
 /* CommHook.ruby(callable), which is called with a GradBucket. */
@@ -302,9 +296,8 @@ static VALUE hook_ruby(VALUE class, VALUE callable)
     tddp_status status = tddp_comm_hook_make(&ops, ruby, &hook);
     if (status != TDDP_OK)
         free(ruby);
-    tddp_rb_check(status);
-    VALUE self = wrap_ruby(class, hook, ruby);
-    RB_GC_GUARD(callable);
+    VALUE self = wrap(class, status, &hook);
+    ((hook_object *)RTYPEDDATA_DATA(self))->ruby = ruby;
     RB_GC_GUARD(pending);
     return self;
 }
@@ -314,15 +307,13 @@ static VALUE hook_ruby(VALUE class, VALUE callable)
 static VALUE hook_allreduce(VALUE class)
 {
     tddp_comm_hook *hook = NULL;
-    tddp_rb_check(tddp_hook_allreduce(&hook));
-    return wrap(class, hook);
+    return wrap(class, tddp_hook_allreduce(&hook), &hook);
 }
 
 static VALUE hook_noop(VALUE class)
 {
     tddp_comm_hook *hook = NULL;
-    tddp_rb_check(tddp_hook_noop(&hook));
-    return wrap(class, hook);
+    return wrap(class, tddp_hook_noop(&hook), &hook);
 }
 
 /* CommHook.compress(:float16 or :bfloat16, inner hook or nil) */
@@ -336,9 +327,8 @@ static VALUE hook_compress(VALUE class, VALUE dtype, VALUE inner)
     else if (SYM2ID(dtype) != rb_intern("float16"))
         rb_raise(rb_eArgError, "dtype: expected :float16 or :bfloat16, got %" PRIsVALUE,
                  rb_inspect(dtype));
-    tddp_rb_check(
-        tddp_hook_compress(number, NIL_P(inner) ? NULL : tddp_rb_comm_hook(inner), &hook));
-    VALUE self = wrap(class, hook);
+    tddp_comm_hook *within = NIL_P(inner) ? NULL : tddp_rb_comm_hook(inner);
+    VALUE self = wrap(class, tddp_hook_compress(number, within, &hook), &hook);
     rb_ivar_set(self, rb_intern("@inner"), inner);
     return self;
 }
@@ -347,8 +337,8 @@ static VALUE hook_compress(VALUE class, VALUE dtype, VALUE inner)
 static VALUE hook_quantize(VALUE class, VALUE per_channel, VALUE bucket_size)
 {
     tddp_comm_hook *hook = NULL;
-    tddp_rb_check(tddp_hook_quantize(RTEST(per_channel), NUM2SIZET(bucket_size), &hook));
-    return wrap(class, hook);
+    const size_t size = NUM2SIZET(bucket_size);
+    return wrap(class, tddp_hook_quantize(RTEST(per_channel), size, &hook), &hook);
 }
 
 static VALUE power_option(VALUE options, const char *name)
@@ -370,18 +360,16 @@ static VALUE hook_power_sgd(VALUE class, VALUE options)
     opts.orthogonalization_epsilon = NUM2DBL(power_option(options, "orthogonalization_epsilon"));
     opts.seed = NUM2ULL(power_option(options, "seed"));
     opts.batched = RTEST(power_option(options, "batched"));
-    tddp_rb_check(tddp_hook_power_sgd(&opts, &hook));
-    return wrap(class, hook);
+    return wrap(class, tddp_hook_power_sgd(&opts, &hook), &hook);
 }
 
 /* CommHook.post_local_sgd(subgroup or nil, start_iteration, post_local_gradient_allreduce) */
 static VALUE hook_post_local_sgd(VALUE class, VALUE subgroup, VALUE start, VALUE averages)
 {
     tddp_comm_hook *hook = NULL;
-    tddp_group *group = NIL_P(subgroup) ? NULL : tddp_rb_group(subgroup);
-    tddp_rb_check(tddp_hook_post_local_sgd(group, NUM2LL(start), RTEST(averages), &hook));
-    RB_GC_GUARD(subgroup);
-    return wrap(class, hook);
+    tddp_group *group = tddp_rb_group_or_null(subgroup);
+    return wrap(class, tddp_hook_post_local_sgd(group, NUM2LL(start), RTEST(averages), &hook),
+                &hook);
 }
 
 static VALUE hook_name(VALUE self)
@@ -392,8 +380,6 @@ static VALUE hook_name(VALUE self)
 void tddp_rb_init_comm_hook(void)
 {
     VALUE class = rb_define_class_under(tddp_rb_distributed, "CommHook", rb_cObject);
-    tensor_class = rb_path2class("Torch::Tensor");
-    rb_global_variable(&tensor_class);
     rb_undef_alloc_func(class);
     rb_define_singleton_method(class, "ruby", hook_ruby, 1);
     rb_define_singleton_method(class, "allreduce", hook_allreduce, 0);
@@ -403,5 +389,4 @@ void tddp_rb_init_comm_hook(void)
     rb_define_singleton_method(class, "power_sgd", hook_power_sgd, 1);
     rb_define_singleton_method(class, "post_local_sgd", hook_post_local_sgd, 3);
     rb_define_method(class, "name", hook_name, 0);
-    tddp_rb_init_grad_bucket();
 }

@@ -57,10 +57,13 @@ static void free_if_unused(core *mine)
     tddp_ddp_free(ddp);
 }
 
-static void core_release(core *mine)
+/* Ends a call that acquired the core: raises its outcome, or returns nil. */
+static VALUE core_release(core *mine, tddp_rb_outcome outcome)
 {
     mine->users--;
     free_if_unused(mine);
+    tddp_rb_raise_outcome(outcome);
+    return Qnil;
 }
 
 /* Releases the parameters now, not at the next garbage collection. */
@@ -77,10 +80,8 @@ typedef struct create_call {
     tddp_group *group;
     tddp_ddp_param *params;
     size_t param_count;
-    const tddp_tensor **watched;
     tddp_tensor **buffers;
     size_t buffer_count;
-    size_t *limits;
     tddp_ddp_opts opts;
     tddp_ddp *ddp;
 } create_call;
@@ -92,19 +93,17 @@ static tddp_status body_create(void *data, const tddp_wait *wait)
                            call->buffer_count, &call->opts, wait, &call->ddp);
 }
 
-/* Copies the names to one string, which is returned and owns them. */
-static VALUE names_of(VALUE array, tddp_ddp_param *params)
+/* The String that is returned owns the names. */
+static VALUE read_names(VALUE names, tddp_ddp_param *params)
 {
-    VALUE all = rb_str_new(NULL, 0);
-    for (long i = 0; i < RARRAY_LEN(array); i++) {
-        VALUE name = rb_ary_entry(array, i);
-        const char *text = StringValueCStr(name);
-        rb_str_cat(all, text, RSTRING_LEN(name) + 1);
-    }
-    const char *at = RSTRING_PTR(all);
-    for (long i = 0; i < RARRAY_LEN(array); i++) {
-        params[i].name = at;
-        at += RSTRING_LEN(rb_ary_entry(array, i)) + 1;
+    TDDP_RB_SCRATCH memory = 0;
+    size_t count;
+    tddp_slice *texts = tddp_rb_scratch_for(names, sizeof(*texts), &memory, &count);
+    VALUE all = tddp_rb_concatenate(names, "names", texts);
+    for (size_t i = 0; i < count; i++) {
+        if (strlen(texts[i].data) != texts[i].size)
+            rb_raise(rb_eArgError, "names[%zu]: expected a String without NUL", i);
+        params[i].name = texts[i].data;
     }
     return all;
 }
@@ -112,20 +111,18 @@ static VALUE names_of(VALUE array, tddp_ddp_param *params)
 static VALUE read_params(create_call *call, VALUE params, VALUE names, VALUE flags,
                          volatile VALUE *holder)
 {
-    Check_Type(params, T_ARRAY);
+    call->params = tddp_rb_scratch_for(params, sizeof(*call->params), holder, &call->param_count);
+    const long count = (long)call->param_count;
     Check_Type(names, T_ARRAY);
     Check_Type(flags, T_ARRAY);
-    long count = RARRAY_LEN(params);
     if (RARRAY_LEN(names) != count || RARRAY_LEN(flags) != count)
         rb_raise(rb_eArgError, "%ld parameters, but %ld names and %ld flags", count,
                  RARRAY_LEN(names), RARRAY_LEN(flags));
-    call->param_count = (size_t)count;
-    call->params = tddp_rb_scratch(holder, count, sizeof(*call->params));
     for (long i = 0; i < count; i++) {
         call->params[i].tensor = tddp_rb_tensor(rb_ary_entry(params, i));
         call->params[i].flags = NUM2UINT(rb_ary_entry(flags, i));
     }
-    return names_of(names, call->params);
+    return read_names(names, call->params);
 }
 
 static VALUE option(VALUE options, const char *name)
@@ -139,12 +136,10 @@ static void read_options(create_call *call, VALUE options, volatile VALUE *holde
     tddp_reducer_opts *reducer = &call->opts.reducer;
     VALUE limits = option(options, "limits");
     if (!NIL_P(limits)) {
-        Check_Type(limits, T_ARRAY);
-        call->limits = tddp_rb_scratch(holder, RARRAY_LEN(limits), sizeof(*call->limits));
-        for (long i = 0; i < RARRAY_LEN(limits); i++)
-            call->limits[i] = NUM2SIZET(rb_ary_entry(limits, i));
-        reducer->limits = call->limits;
-        reducer->limit_count = (size_t)RARRAY_LEN(limits);
+        size_t *bytes = tddp_rb_scratch_for(limits, sizeof(*bytes), holder, &reducer->limit_count);
+        for (size_t i = 0; i < reducer->limit_count; i++)
+            bytes[i] = NUM2SIZET(rb_ary_entry(limits, (long)i));
+        reducer->limits = bytes;
     }
     VALUE delayed_by = option(options, "delayed_by");
     reducer->find_unused = RTEST(option(options, "find_unused"));
@@ -167,27 +162,18 @@ static void read_options(create_call *call, VALUE options, volatile VALUE *holde
 static VALUE ddp_create(VALUE class, VALUE group, VALUE params, VALUE names, VALUE flags,
                         VALUE watched, VALUE buffers, VALUE options)
 {
-    VALUE memory[4] = {0, 0, 0, 0};
+    TDDP_RB_SCRATCH param_memory = 0, watched_memory = 0, buffer_memory = 0, limit_memory = 0;
     create_call call = {.group = tddp_rb_group(group), .opts = TDDP_DDP_OPTS_INIT};
-    VALUE texts = read_params(&call, params, names, flags, &memory[0]);
-    call.watched =
-        (const tddp_tensor **)tddp_rb_tensors(watched, &memory[1], &call.opts.watched_count);
-    call.opts.watched = call.watched;
-    call.buffers = tddp_rb_tensors(buffers, &memory[2], &call.buffer_count);
-    read_options(&call, options, &memory[3]);
+    VALUE texts = read_params(&call, params, names, flags, &param_memory);
+    call.opts.watched = (const tddp_tensor *const *)tddp_rb_tensors(watched, &watched_memory,
+                                                                    &call.opts.watched_count);
+    call.buffers = tddp_rb_tensors(buffers, &buffer_memory, &call.buffer_count);
+    read_options(&call, options, &limit_memory);
     core *mine = NULL;
     VALUE self = TypedData_Make_Struct(class, core, &ddp_type, mine);
-    tddp_group_retain(call.group); /* another thread may destroy the group meanwhile */
-    tddp_rb_outcome outcome = tddp_rb_blocking(body_create, &call, -1, true);
-    tddp_group_release(call.group);
+    tddp_rb_outcome outcome = tddp_rb_blocking_with(call.group, body_create, &call, -1, true);
     mine->ddp = call.ddp;
     RB_GC_GUARD(texts);
-    RB_GC_GUARD(group);
-    RB_GC_GUARD(params);
-    RB_GC_GUARD(watched);
-    RB_GC_GUARD(buffers);
-    for (size_t i = 0; i < 4; i++)
-        ALLOCV_END(memory[i]);
     tddp_rb_raise_outcome(outcome);
     return self;
 }
@@ -209,6 +195,12 @@ static tddp_status body_sync_buffers(void *data, const tddp_wait *wait)
     return tddp_ddp_sync_buffers(call->ddp, call->argument, wait);
 }
 
+static tddp_status body_shadow(void *data, const tddp_wait *wait)
+{
+    const sync_call *call = data;
+    return tddp_ddp_shadow(call->ddp, wait);
+}
+
 /* A hook in Ruby runs on this thread, which releases the GVL while it waits for other ranks. */
 static tddp_rb_outcome prepare(tddp_ddp *ddp, int sync)
 {
@@ -223,11 +215,7 @@ static tddp_rb_outcome prepare(tddp_ddp *ddp, int sync)
 static VALUE ddp_prepare(VALUE self, VALUE sync)
 {
     core *mine = core_acquire(self);
-    tddp_rb_outcome outcome = prepare(mine->ddp, RTEST(sync));
-    core_release(mine);
-    tddp_rb_raise_outcome(outcome);
-    RB_GC_GUARD(self);
-    return Qnil;
+    return core_release(mine, prepare(mine->ddp, RTEST(sync)));
 }
 
 /* It can be restarted after an interrupt, so it runs on this thread. */
@@ -236,11 +224,17 @@ static VALUE ddp_sync_buffers(VALUE self, VALUE root)
     int from = NUM2INT(root);
     core *mine = core_acquire(self);
     sync_call call = {mine->ddp, from};
-    tddp_rb_outcome outcome = tddp_rb_blocking(body_sync_buffers, &call, -1, false);
-    core_release(mine);
-    tddp_rb_raise_outcome(outcome);
-    RB_GC_GUARD(self);
-    return Qnil;
+    return core_release(mine, tddp_rb_blocking(body_sync_buffers, &call, -1, false));
+}
+
+/* On this thread with a hook in Ruby, as prepare(). */
+static VALUE ddp_shadow(VALUE self)
+{
+    core *mine = core_acquire(self);
+    sync_call call = {mine->ddp, 0};
+    return core_release(mine, tddp_ddp_hook_here(call.ddp)
+                                  ? tddp_rb_outcome_of(tddp_ddp_shadow(call.ddp, NULL))
+                                  : tddp_rb_blocking(body_shadow, &call, -1, true));
 }
 
 static VALUE ddp_suspend(VALUE self)
@@ -277,20 +271,16 @@ static VALUE ddp_wants_outputs(VALUE self)
  * first. */
 static VALUE ddp_outputs(VALUE self, VALUE outputs)
 {
-    volatile VALUE memory = 0;
-    size_t count = 0;
+    TDDP_RB_SCRATCH memory = 0;
+    size_t count;
     VALUE fresh = tddp_rb_fresh_tensors(outputs);
     tddp_tensor **tensors = tddp_rb_tensors(fresh, &memory, &count);
-    tddp_status status = tddp_ddp_outputs(ddp_of(self), tensors, count);
-    for (size_t i = 0; status == TDDP_OK && i < count; i++) {
+    tddp_rb_check(tddp_ddp_outputs(ddp_of(self), tensors, count));
+    for (size_t i = 0; i < count; i++) {
         VALUE before = rb_ary_entry(outputs, (long)i);
         if (tddp_rb_same_tensor(tensors[i], tddp_rb_tensor(before)))
             rb_ary_store(fresh, (long)i, before);
     }
-    ALLOCV_END(memory);
-    RB_GC_GUARD(self);
-    RB_GC_GUARD(outputs);
-    tddp_rb_check(status);
     return fresh;
 }
 
@@ -316,37 +306,13 @@ static VALUE ddp_hook_after_backward(VALUE self)
 static VALUE ddp_finish_backward(VALUE self)
 {
     core *mine = core_acquire(self);
-    tddp_rb_outcome outcome = tddp_rb_outcome_of(tddp_ddp_finish_backward(mine->ddp));
-    core_release(mine);
-    tddp_rb_raise_outcome(outcome);
-    RB_GC_GUARD(self);
-    return Qnil;
+    return core_release(mine, tddp_rb_outcome_of(tddp_ddp_finish_backward(mine->ddp)));
 }
 
 static VALUE ddp_set_divisor(VALUE self, VALUE ranks)
 {
     tddp_rb_check(tddp_ddp_set_divisor(ddp_of(self), NUM2INT(ranks)));
     return ranks;
-}
-
-static tddp_status body_shadow(void *data, const tddp_wait *wait)
-{
-    const sync_call *call = data;
-    return tddp_ddp_shadow(call->ddp, wait);
-}
-
-/* On this thread with a hook in Ruby, as prepare(). */
-static VALUE ddp_shadow(VALUE self)
-{
-    core *mine = core_acquire(self);
-    sync_call call = {mine->ddp, 0};
-    tddp_rb_outcome outcome = tddp_ddp_hook_here(call.ddp)
-                                  ? tddp_rb_outcome_of(tddp_ddp_shadow(call.ddp, NULL))
-                                  : tddp_rb_blocking(body_shadow, &call, -1, true);
-    core_release(mine);
-    tddp_rb_raise_outcome(outcome);
-    RB_GC_GUARD(self);
-    return Qnil;
 }
 
 const tddp_reducer *tddp_rb_reducer(VALUE self)
@@ -374,5 +340,4 @@ void tddp_rb_init_ddp(void)
     rb_define_method(class, "finish_backward", ddp_finish_backward, 0);
     rb_define_method(class, "divisor=", ddp_set_divisor, 1);
     rb_define_method(class, "shadow", ddp_shadow, 0);
-    tddp_rb_init_ddp_queries(class);
 }

@@ -37,12 +37,11 @@ static VALUE bucket_params(VALUE self)
     size_t buckets = tddp_reducer_bucket_count(reducer);
     VALUE all = rb_ary_new_capa((long)buckets);
     for (size_t b = 0; b < buckets; b++) {
-        volatile VALUE memory = 0;
+        TDDP_RB_SCRATCH memory = 0;
         size_t count = tddp_reducer_bucket_params(reducer, b, NULL, 0);
         size_t *params = tddp_rb_scratch(&memory, (long)count, sizeof(*params));
         tddp_reducer_bucket_params(reducer, b, params, count);
         rb_ary_push(all, numbers(params, count));
-        ALLOCV_END(memory);
     }
     return all;
 }
@@ -51,13 +50,11 @@ static VALUE bucket_params(VALUE self)
 static VALUE order(VALUE self)
 {
     const tddp_reducer *reducer = tddp_rb_reducer(self);
-    volatile VALUE memory = 0;
+    TDDP_RB_SCRATCH memory = 0;
     size_t count = tddp_reducer_order(reducer, NULL, 0);
     size_t *params = tddp_rb_scratch(&memory, (long)count, sizeof(*params));
     tddp_reducer_order(reducer, params, count);
-    VALUE array = numbers(params, count);
-    ALLOCV_END(memory);
-    return array;
+    return numbers(params, count);
 }
 
 static VALUE rebuilt(VALUE self)
@@ -90,8 +87,9 @@ static VALUE times(VALUE self)
     return hash;
 }
 
-void tddp_rb_init_ddp_queries(VALUE class)
+void tddp_rb_init_ddp_queries(void)
 {
+    VALUE class = rb_define_class_under(tddp_rb_distributed, "GradientSync", rb_cObject);
     rb_define_method(class, "bucket_sizes", bucket_sizes, 0);
     rb_define_method(class, "bucket_of", bucket_of, 1);
     rb_define_method(class, "bucket_params", bucket_params, 0);

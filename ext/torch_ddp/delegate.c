@@ -141,9 +141,9 @@ static VALUE request_read(VALUE self, VALUE index, VALUE tensor)
 static VALUE request_complete(VALUE self, VALUE tensors)
 {
     tddp_delegate_request *request = request_of(self);
-    VALUE holder, addresses;
+    TDDP_RB_SCRATCH memory = 0, addresses = 0;
     size_t count;
-    tddp_buffer *buffers = tddp_rb_buffers(tensors, "outputs", &holder, &count);
+    tddp_buffer *buffers = tddp_rb_buffers(tensors, "outputs", &memory, &count);
     if (count != request->output_count)
         rb_raise(rb_eArgError, "expected %zu outputs, got %zu", request->output_count, count);
     const void **outputs = tddp_rb_scratch(&addresses, (long)count, sizeof(*outputs));
@@ -153,9 +153,6 @@ static VALUE request_complete(VALUE self, VALUE tensors)
     }
     RTYPEDDATA_DATA(self) = NULL;
     tddp_delegate_complete(request, TDDP_OK, NULL, outputs);
-    ALLOCV_END(addresses);
-    ALLOCV_END(holder);
-    RB_GC_GUARD(tensors);
     return Qnil;
 }
 

@@ -8,46 +8,37 @@
 
 static VALUE error_base;
 
-/* The class's name under Torch::Distributed. The compiler reports a missing status. */
+/* Each status's class under Torch::Distributed; the compiler reports a status without one. */
+#define CLASS_OK "Error"
+#define CLASS_INVALID_ARGUMENT "InvalidArgumentError"
+#define CLASS_UNSUPPORTED "UnsupportedError"
+#define CLASS_TIMEOUT "TimeoutError"
+#define CLASS_CANCELED "CanceledError"
+#define CLASS_NOT_FOUND "NotFoundError"
+#define CLASS_MISMATCH "MismatchError"
+#define CLASS_PEER_LOST "PeerLostError"
+#define CLASS_GROUP_FAILED "GroupError"
+#define CLASS_GROUP_CLOSED "GroupError"
+#define CLASS_FORKED "GroupError"
+#define CLASS_NETWORK "NetworkError"
+#define CLASS_ADDRESS_IN_USE "NetworkError"
+#define CLASS_STORE "StoreError"
+#define CLASS_PROTOCOL "StoreError"
+#define CLASS_SYSTEM "SystemError"
+#define CLASS_OUT_OF_MEMORY "OutOfMemoryError"
+#define CLASS_UNAVAILABLE "UnavailableError"
+#define CLASS_INTERNAL "InternalError"
+
 static const char *class_name(tddp_status status)
 {
     switch (status) {
-    case TDDP_OK:
-        return "Error";
-    case TDDP_INVALID_ARGUMENT:
-        return "InvalidArgumentError";
-    case TDDP_UNSUPPORTED:
-        return "UnsupportedError";
-    case TDDP_TIMEOUT:
-        return "TimeoutError";
-    case TDDP_CANCELED:
-        return "CanceledError";
-    case TDDP_NOT_FOUND:
-        return "NotFoundError";
-    case TDDP_MISMATCH:
-        return "MismatchError";
-    case TDDP_PEER_LOST:
-        return "PeerLostError";
-    case TDDP_GROUP_FAILED:
-    case TDDP_GROUP_CLOSED:
-    case TDDP_FORKED:
-        return "GroupError";
-    case TDDP_NETWORK:
-    case TDDP_ADDRESS_IN_USE:
-        return "NetworkError";
-    case TDDP_STORE:
-    case TDDP_PROTOCOL:
-        return "StoreError";
-    case TDDP_SYSTEM:
-        return "SystemError";
-    case TDDP_OUT_OF_MEMORY:
-        return "OutOfMemoryError";
-    case TDDP_UNAVAILABLE:
-        return "UnavailableError";
-    case TDDP_INTERNAL:
-        break;
+#define TDDP_RB_CLASS(name, code, text) \
+    case TDDP_##name:                   \
+        return CLASS_##name;
+        TDDP_STATUS_MAP(TDDP_RB_CLASS)
+#undef TDDP_RB_CLASS
     }
-    return "InternalError";
+    return CLASS_INTERNAL;
 }
 
 static VALUE class_for(tddp_status status)
@@ -79,8 +70,7 @@ void tddp_rb_check(tddp_status status)
 
 static void define(const char *name)
 {
-    ID id = rb_intern(name);
-    if (!rb_const_defined_at(tddp_rb_distributed, id))
+    if (!rb_const_defined_at(tddp_rb_distributed, rb_intern(name)))
         rb_define_class_under(tddp_rb_distributed, name, error_base);
 }
 
@@ -90,7 +80,7 @@ void tddp_rb_init_error(void)
     error_base = rb_define_class_under(tddp_rb_distributed, "Error", torch_error);
     rb_global_variable(&error_base);
     rb_define_attr(error_base, "status", 1, 0);
-#define TDDP_RB_DEFINE(name, code, text) define(class_name(TDDP_##name));
+#define TDDP_RB_DEFINE(name, code, text) define(CLASS_##name);
     TDDP_STATUS_MAP(TDDP_RB_DEFINE)
 #undef TDDP_RB_DEFINE
 }

@@ -8,28 +8,16 @@
 #include "torch_ddp.h"
 
 typedef struct model {
-    VALUE self;
-    struct model *next; /* of all models */
+    tddp_rb_root root; /* first: a graph that may come to a model in backward keeps it and its
+                          parameters' objects, which Ruby does not see */
     tddp_fsdp *fsdp;
     VALUE params; /* an Array */
 } model;
 
-/* A graph that may come to a model in backward keeps it and its parameters' objects, which Ruby
- * does not see: an object that is always there marks such models. */
-static model *models;
-
-static void models_mark(void *unused)
+static tddp_rb_need model_need(const tddp_rb_root *root)
 {
-    (void)unused;
-    for (const model *each = models; each; each = each->next)
-        if (tddp_fsdp_in_graph(each->fsdp))
-            rb_gc_mark(each->self);
+    return tddp_fsdp_in_graph(((const model *)root)->fsdp) ? TDDP_RB_NEEDED : TDDP_RB_NOT_NEEDED;
 }
-
-static const rb_data_type_t models_type = {
-    .wrap_struct_name = "Torch::Distributed::ShardedModels",
-    .function = {.dmark = models_mark},
-};
 
 static void model_mark(void *data)
 {
@@ -39,11 +27,7 @@ static void model_mark(void *data)
 static void model_free(void *data)
 {
     model *mine = data;
-    model **at = &models;
-    while (*at && *at != mine)
-        at = &(*at)->next;
-    if (*at)
-        *at = mine->next;
+    tddp_rb_root_remove(&mine->root);
     tddp_fsdp_free(mine->fsdp);
     xfree(mine);
 }
@@ -68,11 +52,10 @@ static VALUE model_allocate(VALUE class)
 {
     model *mine = NULL;
     VALUE self = TypedData_Make_Struct(class, model, &model_type, mine);
-    mine->self = self;
     mine->params = rb_ary_new();
     tddp_rb_check(tddp_fsdp_create(tddp_rb_blocking_in_backward, &mine->fsdp));
-    mine->next = models;
-    models = mine;
+    mine->root = (tddp_rb_root){.object = self, .need = model_need};
+    tddp_rb_root_add(&mine->root);
     return self;
 }
 
@@ -112,7 +95,6 @@ static void run(VALUE self, tddp_rb_body body, VALUE unit)
         tddp_rb_raise_outcome(tddp_rb_blocking(body, &call, -1, false));
     else
         tddp_rb_check(status);
-    RB_GC_GUARD(self);
 }
 
 static int dtype_or_none(VALUE symbol)
@@ -128,21 +110,19 @@ static VALUE model_add(VALUE self, VALUE name, VALUE shard_group, VALUE replica_
                        VALUE names, VALUE gather_dtype, VALUE reduce_dtype, VALUE reshard,
                        VALUE offload)
 {
-    volatile VALUE memory = 0;
+    TDDP_RB_SCRATCH memory = 0;
     model *mine = model_of(self);
     tddp_fsdp_unit_opts opts = TDDP_FSDP_UNIT_OPTS_INIT;
     opts.name = StringValueCStr(name);
-    opts.shard_group = NIL_P(shard_group) ? NULL : tddp_rb_group(shard_group);
-    opts.replica_group = NIL_P(replica_group) ? NULL : tddp_rb_group(replica_group);
+    opts.shard_group = tddp_rb_group_or_null(shard_group);
+    opts.replica_group = tddp_rb_group_or_null(replica_group);
     opts.gather_dtype = dtype_or_none(gather_dtype);
     opts.reduce_dtype = dtype_or_none(reduce_dtype);
     opts.reshard_after_forward = RTEST(reshard);
     opts.offload = !NIL_P(offload);
     opts.pin_memory = RTEST(offload);
-    Check_Type(params, T_ARRAY);
     Check_Type(names, T_ARRAY);
-    opts.param_count = (size_t)RARRAY_LEN(params);
-    tddp_fsdp_param *list = tddp_rb_scratch(&memory, RARRAY_LEN(params), sizeof(*list));
+    tddp_fsdp_param *list = tddp_rb_scratch_for(params, sizeof(*list), &memory, &opts.param_count);
     for (long i = 0; i < RARRAY_LEN(params); i++) {
         VALUE text = rb_ary_entry(names, i);
         list[i].handle = tddp_rb_tensor(rb_ary_entry(params, i));
@@ -151,14 +131,7 @@ static VALUE model_add(VALUE self, VALUE name, VALUE shard_group, VALUE replica_
     opts.params = list;
     rb_ary_concat(mine->params, params);
     unit_call call = {.fsdp = mine->fsdp, .opts = &opts};
-    tddp_rb_outcome outcome = tddp_rb_blocking(body_add, &call, -1, true);
-    ALLOCV_END(memory);
-    RB_GC_GUARD(name);
-    RB_GC_GUARD(names);
-    RB_GC_GUARD(shard_group);
-    RB_GC_GUARD(replica_group);
-    tddp_rb_raise_outcome(outcome);
-    RB_GC_GUARD(self);
+    tddp_rb_raise_outcome(tddp_rb_blocking(body_add, &call, -1, true));
     return Qnil;
 }
 
@@ -197,13 +170,10 @@ static VALUE model_enter(VALUE self, VALUE unit)
 
 static VALUE model_leave(VALUE self, VALUE unit, VALUE outputs)
 {
-    volatile VALUE memory = 0;
-    size_t count = 0;
+    TDDP_RB_SCRATCH memory = 0;
+    size_t count;
     tddp_tensor **list = tddp_rb_tensors(outputs, &memory, &count);
-    tddp_status status = tddp_fsdp_leave(fsdp_of(self), NUM2SIZET(unit), list, count);
-    ALLOCV_END(memory);
-    RB_GC_GUARD(outputs);
-    tddp_rb_check(status);
+    tddp_rb_check(tddp_fsdp_leave(fsdp_of(self), NUM2SIZET(unit), list, count));
     return Qnil;
 }
 
@@ -325,5 +295,4 @@ void tddp_rb_init_fsdp(void)
     rb_define_method(class, "piece", model_piece, 2);
     rb_define_method(class, "memory", model_memory, 0);
     rb_define_method(class, "copied", model_copied, 0);
-    rb_gc_register_mark_object(TypedData_Wrap_Struct(rb_cObject, &models_type, &models));
 }

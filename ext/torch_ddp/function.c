@@ -7,34 +7,6 @@
 
 #include <tddp/torch_function.h>
 
-/* An Array of tensors, with nil for what is none, in tddp_rb_scratch() memory. */
-static tddp_tensor **tensors_or_null(VALUE list, volatile VALUE *holder, size_t *count)
-{
-    Check_Type(list, T_ARRAY);
-    long length = RARRAY_LEN(list);
-    tddp_tensor **tensors = tddp_rb_scratch(holder, length, sizeof(*tensors));
-    for (long i = 0; i < length; i++) {
-        VALUE object = rb_ary_entry(list, i);
-        tensors[i] = NIL_P(object) ? NULL : tddp_rb_tensor(object);
-    }
-    *count = (size_t)length;
-    return tensors;
-}
-
-static VALUE array_of(tddp_tensor *const *tensors, size_t count)
-{
-    VALUE list = rb_ary_new_capa((long)count);
-    for (size_t i = 0; i < count; i++) {
-        VALUE object = Qnil;
-        if (tensors[i] != NULL) {
-            object = tddp_rb_fresh_tensor();
-            tddp_rb_check(tddp_tensor_assign(tddp_rb_tensor(object), tensors[i]));
-        }
-        rb_ary_push(list, object);
-    }
-    return list;
-}
-
 /* --- backward -------------------------------------------------------------------------------- */
 
 typedef struct backward_call {
@@ -46,8 +18,8 @@ static VALUE run_backward(VALUE data)
 {
     const backward_call *run = (const backward_call *)data;
     const tddp_function_backward *call = run->call;
-    VALUE saved = array_of(call->saved, call->saved_count);
-    VALUE grads = array_of(call->grads, call->grad_count);
+    VALUE saved = tddp_rb_tensor_objects(call->saved, call->saved_count);
+    VALUE grads = tddp_rb_tensor_objects(call->grads, call->grad_count);
     VALUE results = rb_funcall(run->context, rb_intern("_backward"), 2, saved, grads);
     Check_Type(results, T_ARRAY);
     for (size_t i = 0; i < call->result_count; i++) {
@@ -72,7 +44,7 @@ static tddp_status backward(void *state, const tddp_function_backward *call)
                          "thread of its own, as for tensors on a GPU and within checkpointed "
                          "segments nested more than 60 deep: compose it of tensor operations, "
                          "which have a gradient, instead");
-    volatile VALUE context = tddp_rb_root_value(state);
+    volatile VALUE context = ((const tddp_rb_root *)state)->object;
     backward_call run = {context, call};
     int failed = 0;
     volatile VALUE name = rb_protect(backward_name, context, &failed);
@@ -85,33 +57,16 @@ static tddp_status backward(void *state, const tddp_function_backward *call)
     return status;
 }
 
-static void release_context(void *state)
-{
-    tddp_rb_root_release(state);
-}
-
 /* --- after forward --------------------------------------------------------------------------- */
 
 /* true and false as bytes. */
 static unsigned char *flags_of(VALUE list, volatile VALUE *holder)
 {
-    Check_Type(list, T_ARRAY);
-    unsigned char *flags = tddp_rb_scratch(holder, RARRAY_LEN(list), sizeof(*flags));
-    for (long i = 0; i < RARRAY_LEN(list); i++)
-        flags[i] = RTEST(rb_ary_entry(list, i));
+    size_t count;
+    unsigned char *flags = tddp_rb_scratch_for(list, sizeof(*flags), holder, &count);
+    for (size_t i = 0; i < count; i++)
+        flags[i] = RTEST(rb_ary_entry(list, (long)i));
     return flags;
-}
-
-static VALUE fresh_or_nil(VALUE tensors)
-{
-    VALUE fresh = rb_ary_new_capa(RARRAY_LEN(tensors));
-    for (long i = 0; i < RARRAY_LEN(tensors); i++) {
-        VALUE object = rb_ary_entry(tensors, i);
-        if (!NIL_P(object))
-            object = rb_ary_entry(tddp_rb_fresh_tensors(rb_ary_new_from_args(1, object)), 0);
-        rb_ary_push(fresh, object);
-    }
-    return fresh;
 }
 
 /* _apply(name, inputs, outputs, non_differentiable, saved, materialize_grads) of a context, whose
@@ -120,28 +75,20 @@ static VALUE fresh_or_nil(VALUE tensors)
 static VALUE context_apply(VALUE self, VALUE name, VALUE inputs, VALUE outputs,
                            VALUE non_differentiable, VALUE saved, VALUE materialize_grads)
 {
-    static const tddp_function_ops ops = {sizeof(ops), backward, release_context};
-    volatile VALUE input_memory = 0, output_memory = 0, flag_memory = 0, saved_memory = 0;
+    static const tddp_function_ops ops = {sizeof(ops), backward, tddp_rb_unpin};
+    TDDP_RB_SCRATCH input_memory = 0, output_memory = 0, flag_memory = 0, saved_memory = 0;
     tddp_function_forward forward = {.size = sizeof(forward)};
-    Check_Type(outputs, T_ARRAY);
-    VALUE fresh = fresh_or_nil(outputs);
+    VALUE fresh = tddp_rb_fresh_tensors(outputs);
     forward.name = StringValueCStr(name);
-    forward.inputs = tensors_or_null(inputs, &input_memory, &forward.input_count);
-    forward.outputs = tensors_or_null(fresh, &output_memory, &forward.output_count);
+    forward.inputs = tddp_rb_tensors_or_null(inputs, &input_memory, &forward.input_count);
+    forward.outputs = tddp_rb_tensors_or_null(fresh, &output_memory, &forward.output_count);
     forward.non_differentiable = flags_of(non_differentiable, &flag_memory);
-    forward.saved = tensors_or_null(saved, &saved_memory, &forward.saved_count);
+    forward.saved = tddp_rb_tensors_or_null(saved, &saved_memory, &forward.saved_count);
     forward.materialize_grads = RTEST(materialize_grads);
-    tddp_rb_root *root = tddp_rb_root_new(self);
+    tddp_rb_root *root = tddp_rb_pin(self);
     tddp_status status = tddp_function_apply(&forward, &ops, root);
     if (status != TDDP_OK)
-        tddp_rb_root_release(root);
-    ALLOCV_END(input_memory);
-    ALLOCV_END(output_memory);
-    ALLOCV_END(flag_memory);
-    ALLOCV_END(saved_memory);
-    RB_GC_GUARD(name);
-    RB_GC_GUARD(inputs);
-    RB_GC_GUARD(saved);
+        tddp_rb_unpin(root);
     tddp_rb_check(status);
     return fresh;
 }

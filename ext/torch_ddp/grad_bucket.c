@@ -39,7 +39,6 @@ void tddp_rb_grad_bucket_fill(VALUE self, VALUE tensor)
 {
     tddp_tensor *into = tddp_rb_tensor(rb_ivar_get(self, rb_intern("@buffer")));
     tddp_rb_check(tddp_tensor_copy(into, tddp_rb_tensor(tensor)));
-    RB_GC_GUARD(tensor);
 }
 
 /* bucket.buffer = tensor: copies the tensor's elements to the bucket. */

@@ -18,8 +18,6 @@ static const rb_data_type_t group_type = {
     .flags = RUBY_TYPED_FREE_IMMEDIATELY | RUBY_TYPED_WB_PROTECTED,
 };
 
-static VALUE group_class = Qnil;
-
 tddp_group *tddp_rb_group(VALUE object)
 {
     if (!rb_typeddata_is_kind_of(object, &group_type))
@@ -30,6 +28,20 @@ tddp_group *tddp_rb_group(VALUE object)
         tddp_rb_check(tddp_fail(TDDP_GROUP_CLOSED, "this process group is destroyed: make another "
                                                    "with init_process_group"));
     return group;
+}
+
+tddp_group *tddp_rb_group_or_null(VALUE object)
+{
+    return NIL_P(object) ? NULL : tddp_rb_group(object);
+}
+
+tddp_rb_outcome tddp_rb_blocking_with(tddp_group *group, tddp_rb_body body, void *data,
+                                      int64_t timeout_ms, bool no_restart)
+{
+    tddp_group *held = group ? tddp_group_retain(group) : NULL;
+    tddp_rb_outcome outcome = tddp_rb_blocking(body, data, timeout_ms, no_restart);
+    tddp_group_release(held);
+    return outcome;
 }
 
 /* --- creation and shutdown ------------------------------------------------------------------- */
@@ -66,11 +78,10 @@ static VALUE group_create(int argc, VALUE *argv, VALUE class)
     opts.device_bound = RTEST(device_bound);
     opts.split = RTEST(split);
     VALUE self = TypedData_Wrap_Struct(class, &group_type, NULL);
-    /* another thread may destroy the parent meanwhile */
-    opts.parent = NIL_P(parent) ? NULL : tddp_group_retain(tddp_rb_group(parent));
+    opts.parent = tddp_rb_group_or_null(parent);
     create_call call = {&opts, NULL};
-    tddp_rb_outcome outcome = tddp_rb_blocking(body_create, &call, opts.timeout_ms, true);
-    tddp_group_release(opts.parent);
+    tddp_rb_outcome outcome =
+        tddp_rb_blocking_with(opts.parent, body_create, &call, opts.timeout_ms, true);
     if (outcome.state == 0)
         RTYPEDDATA_DATA(self) = call.group;
     else /* interrupted just after it was created: nothing refers to it */
@@ -78,7 +89,6 @@ static VALUE group_create(int argc, VALUE *argv, VALUE class)
     tddp_rb_raise_outcome(outcome);
     RB_GC_GUARD(backend);
     RB_GC_GUARD(name);
-    RB_GC_GUARD(store);
     return self;
 }
 
@@ -90,11 +100,9 @@ static tddp_status body_decline(void *group, const tddp_wait *wait)
 /* Takes part in the split of this group, in which other ranks make a new one. */
 static VALUE group_decline(VALUE self, VALUE timeout)
 {
-    tddp_group *group = tddp_group_retain(tddp_rb_group(self));
-    tddp_rb_outcome outcome =
-        tddp_rb_blocking(body_decline, group, tddp_rb_milliseconds(timeout), true);
-    tddp_group_release(group);
-    tddp_rb_raise_outcome(outcome);
+    tddp_group *group = tddp_rb_group(self);
+    tddp_rb_raise_outcome(
+        tddp_rb_blocking_with(group, body_decline, group, tddp_rb_milliseconds(timeout), true));
     return Qnil;
 }
 
@@ -221,24 +229,20 @@ static VALUE find_backend(VALUE class, VALUE name)
 
 void tddp_rb_init_group(void)
 {
-    group_class = rb_define_class_under(tddp_rb_distributed, "ProcessGroup", rb_cObject);
-    rb_global_variable(&group_class);
-    rb_undef_alloc_func(group_class);
-    rb_define_singleton_method(group_class, "_create", group_create, -1);
-    rb_define_method(group_class, "_decline", group_decline, 1);
-    rb_define_singleton_method(group_class, "_find_backend", find_backend, 1);
-    rb_define_method(group_class, "_shutdown", group_shutdown, 2);
-    rb_define_method(group_class, "_leave_because", group_leave_because, 1);
-    rb_define_method(group_class, "_store", group_store, 0);
-    rb_define_method(group_class, "_ended_peer", group_ended_peer, 1);
-    rb_define_method(group_class, "rank", group_rank, 0);
-    rb_define_method(group_class, "size", group_size, 0);
-    rb_define_method(group_class, "name", group_name, 0);
-    rb_define_method(group_class, "backend", group_backend, 0);
-    rb_define_method(group_class, "closed?", group_closed, 0);
-    rb_define_method(group_class, "timeout", group_timeout, 0);
-    rb_define_method(group_class, "timeout=", group_set_timeout, 1);
-    tddp_rb_init_operands();
-    tddp_rb_init_collectives(group_class);
-    tddp_rb_init_shared(group_class);
+    VALUE class = rb_define_class_under(tddp_rb_distributed, "ProcessGroup", rb_cObject);
+    rb_undef_alloc_func(class);
+    rb_define_singleton_method(class, "_create", group_create, -1);
+    rb_define_method(class, "_decline", group_decline, 1);
+    rb_define_singleton_method(class, "_find_backend", find_backend, 1);
+    rb_define_method(class, "_shutdown", group_shutdown, 2);
+    rb_define_method(class, "_leave_because", group_leave_because, 1);
+    rb_define_method(class, "_store", group_store, 0);
+    rb_define_method(class, "_ended_peer", group_ended_peer, 1);
+    rb_define_method(class, "rank", group_rank, 0);
+    rb_define_method(class, "size", group_size, 0);
+    rb_define_method(class, "name", group_name, 0);
+    rb_define_method(class, "backend", group_backend, 0);
+    rb_define_method(class, "closed?", group_closed, 0);
+    rb_define_method(class, "timeout", group_timeout, 0);
+    rb_define_method(class, "timeout=", group_set_timeout, 1);
 }

@@ -22,7 +22,6 @@ static VALUE heap_in_use(VALUE self)
 
 void tddp_rb_init_heap(void)
 {
-    VALUE singleton = rb_singleton_class(tddp_rb_distributed);
-    rb_define_private_method(singleton, "_keep_heap", heap_keep, 0);
-    rb_define_private_method(singleton, "_heap_in_use", heap_in_use, 0);
+    TDDP_RB_PRIVATE("_keep_heap", heap_keep, 0);
+    TDDP_RB_PRIVATE("_heap_in_use", heap_in_use, 0);
 }

@@ -5,8 +5,10 @@
 #include "torch_ddp.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 VALUE tddp_rb_distributed;
 
@@ -29,6 +31,58 @@ void *tddp_rb_scratch(volatile VALUE *holder, long count, size_t bytes_each)
 {
     return rb_alloc_tmp_buffer_with_count(holder, ((size_t)count + 1) * bytes_each,
                                           (size_t)count + 1);
+}
+
+void *tddp_rb_scratch_for(VALUE list, size_t bytes_each, volatile VALUE *holder, size_t *count)
+{
+    Check_Type(list, T_ARRAY);
+    *count = (size_t)RARRAY_LEN(list);
+    return tddp_rb_scratch(holder, RARRAY_LEN(list), bytes_each);
+}
+
+void tddp_rb_scratch_end(volatile VALUE *holder)
+{
+    ALLOCV_END(*holder);
+}
+
+VALUE tddp_rb_bytes(VALUE object, const char *name)
+{
+    if (RB_SYMBOL_P(object))
+        object = rb_sym2str(object);
+    if (!RB_TYPE_P(object, T_STRING))
+        rb_raise(rb_eTypeError, "%s: expected a String, got %" PRIsVALUE, name, rb_inspect(object));
+    return rb_str_new_frozen(object);
+}
+
+VALUE tddp_rb_concatenate(VALUE strings, const char *name, tddp_slice *slices)
+{
+    const long count = RARRAY_LEN(strings);
+    VALUE all = rb_str_new(NULL, 0);
+    for (long i = 0; i < count; i++) {
+        VALUE one = tddp_rb_bytes(rb_ary_entry(strings, i), name);
+        slices[i] = tddp_rb_slice(one);
+        rb_str_cat(all, slices[i].data, RSTRING_LEN(one));
+        rb_str_cat(all, "", 1);
+    }
+    const char *at = RSTRING_PTR(all);
+    for (long i = 0; i < count; i++) {
+        slices[i].data = at;
+        at += slices[i].size + 1;
+    }
+    return all;
+}
+
+/* Read again in each forked child. */
+static pid_t process_id;
+
+static void read_process_id(void)
+{
+    process_id = getpid();
+}
+
+pid_t tddp_rb_process_id(void)
+{
+    return process_id;
 }
 
 /* Makes the kernel kill this process when the thread that forked it ends, so that no worker is left
@@ -72,38 +126,13 @@ void Init_ext(void)
     rb_define_const(tddp_rb_distributed, "LIBTORCH_VERSION",
                     rb_obj_freeze(rb_str_new_cstr(tddp_torch_version())));
     define_reduce_ops();
-    rb_define_private_method(rb_singleton_class(tddp_rb_distributed), "_die_with_parent",
-                             die_with_parent, 0);
-    rb_define_private_method(rb_singleton_class(tddp_rb_distributed), "_set_num_threads",
-                             set_num_threads, 1);
-    rb_define_private_method(rb_singleton_class(tddp_rb_distributed), "_num_threads", num_threads,
-                             0);
-    tddp_rb_init_error();
-    tddp_rb_init_log();
-    tddp_rb_init_nogvl();
-    tddp_rb_init_tensor();
-    tddp_rb_init_store();
-    tddp_rb_init_meeting();
-    tddp_rb_init_group();
-    tddp_rb_init_delegate();
-    tddp_rb_init_work();
-    tddp_rb_init_callback();
-    tddp_rb_init_comm_hook();
-    tddp_rb_init_checkpoint();
-    tddp_rb_init_backward();
-    tddp_rb_init_offload();
-    tddp_rb_init_function();
-    tddp_rb_init_ddp();
-    tddp_rb_init_optim();
-    tddp_rb_init_norm();
-    tddp_rb_init_autograd();
-    tddp_rb_init_weight_gradients();
-    tddp_rb_init_fsdp();
-    tddp_rb_init_parallel();
-    tddp_rb_init_recorder();
-    tddp_rb_init_trace();
-    tddp_rb_init_heap();
-    tddp_rb_init_memory_stats();
-    tddp_rb_init_rng();
-    tddp_rb_init_tensor_file();
+    if (pthread_atfork(NULL, NULL, read_process_id) != 0)
+        rb_memerror();
+    read_process_id();
+    TDDP_RB_PRIVATE("_die_with_parent", die_with_parent, 0);
+    TDDP_RB_PRIVATE("_set_num_threads", set_num_threads, 1);
+    TDDP_RB_PRIVATE("_num_threads", num_threads, 0);
+#define TDDP_RB_INIT(file) tddp_rb_init_##file();
+    TDDP_RB_FILES(TDDP_RB_INIT)
+#undef TDDP_RB_INIT
 }

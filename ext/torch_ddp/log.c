@@ -55,5 +55,5 @@ static VALUE log_to(VALUE self, VALUE descriptor)
 
 void tddp_rb_init_log(void)
 {
-    rb_define_private_method(rb_singleton_class(tddp_rb_distributed), "_log_to", log_to, 1);
+    TDDP_RB_PRIVATE("_log_to", log_to, 1);
 }

@@ -4,7 +4,7 @@
  * and group, so other threads may close both meanwhile. Invariant: one call at a time uses the C
  * meeting (`busy`); a second one, of another thread or of a signal handler, is refused.
  */
-#include "store_call.h"
+#include "torch_ddp.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -13,13 +13,15 @@
 
 enum { NAME_BYTES = 61, CHECK_MS = 250, READ_MS = 1000 };
 
+typedef enum step { GIVE, AWAIT, READ, FAIL, LEAVE, REMOVE } step;
+
 typedef struct handle {
     tddp_meeting_opts opts; /* owns a reference to its store */
     tddp_meeting *meeting;  /* NULL: not open */
     tddp_group *group;      /* NULL: no processes are watched */
     int *members;           /* each rank's in the group */
-    tddp_slice record;      /* of the call under way */
-    const char *reason;
+    step step;              /* of the call under way, and what it gives or says */
+    tddp_slice text;
     char name[NAME_BYTES];
     bool busy;
 } handle;
@@ -68,17 +70,6 @@ static handle *open_handle(VALUE object)
     if (self->meeting == NULL)
         rb_raise(rb_eTypeError, "this meeting is closed, or was never opened");
     return self;
-}
-
-/* Calls `body`, and raises what it failed with. */
-static void call(handle *self, tddp_rb_body body, VALUE timeout)
-{
-    const int64_t timeout_ms = tddp_rb_milliseconds(timeout);
-    self->busy = true;
-    tddp_rb_outcome outcome = timeout_ms < 0 ? tddp_rb_blocking_brief(body, self)
-                                             : tddp_rb_blocking(body, self, timeout_ms, false);
-    self->busy = false;
-    tddp_rb_raise_outcome(outcome);
 }
 
 /* --- opening --------------------------------------------------------------------------------- */
@@ -165,89 +156,74 @@ static VALUE meeting_close(VALUE object)
 
 /* --- meeting --------------------------------------------------------------------------------- */
 
-static tddp_status body_give(void *data, const tddp_wait *wait)
+static tddp_status body_step(void *data, const tddp_wait *wait)
 {
     handle *self = data;
-    return tddp_meeting_give(self->meeting, self->record, wait);
+    switch (self->step) {
+    case GIVE:
+        return tddp_meeting_give(self->meeting, self->text, wait);
+    case AWAIT:
+        return tddp_meeting_await(self->meeting, wait);
+    case READ:
+        return tddp_meeting_read(self->meeting, wait);
+    case LEAVE:
+        return tddp_meeting_leave(self->meeting, wait);
+    case REMOVE:
+        return tddp_meeting_remove(&self->opts, wait);
+    default:
+        tddp_meeting_fail(&self->opts, self->text.data); /* two seconds at most */
+        return TDDP_OK;
+    }
 }
 
-static tddp_status body_await(void *data, const tddp_wait *wait)
+/* Takes a step, and raises what it failed with. `text` is what the step gives or says, or nil. */
+static VALUE take(VALUE object, step step, VALUE text, VALUE timeout)
 {
-    handle *self = data;
-    return tddp_meeting_await(self->meeting, wait);
-}
-
-static tddp_status body_read(void *data, const tddp_wait *wait)
-{
-    handle *self = data;
-    return tddp_meeting_read(self->meeting, wait);
-}
-
-static tddp_status body_fail(void *data, const tddp_wait *wait)
-{
-    const handle *self = data;
-    (void)wait; /* two seconds at most, and what others wait for */
-    tddp_meeting_fail(&self->opts, self->reason);
-    return TDDP_OK;
-}
-
-static tddp_status body_leave(void *data, const tddp_wait *wait)
-{
-    handle *self = data;
-    return tddp_meeting_leave(self->meeting, wait);
-}
-
-static tddp_status body_remove(void *data, const tddp_wait *wait)
-{
-    const handle *self = data;
-    return tddp_meeting_remove(&self->opts, wait);
+    handle *self = open_handle(object);
+    const int64_t timeout_ms = tddp_rb_milliseconds(timeout);
+    self->text = NIL_P(text) ? (tddp_slice){0} : tddp_rb_slice(text);
+    self->step = step;
+    self->busy = true;
+    tddp_rb_outcome outcome = timeout_ms < 0 ? tddp_rb_blocking_brief(body_step, self)
+                                             : tddp_rb_blocking(body_step, self, timeout_ms, false);
+    self->busy = false;
+    tddp_rb_raise_outcome(outcome);
+    RB_GC_GUARD(text);
+    return Qnil;
 }
 
 static VALUE meeting_give(VALUE object, VALUE record)
 {
-    handle *self = open_handle(object);
-    record = tddp_rb_bytes(record, "record");
-    self->record = tddp_rb_slice(record);
-    call(self, body_give, Qnil);
-    RB_GC_GUARD(record);
-    return Qnil;
+    return take(object, GIVE, tddp_rb_bytes(record, "record"), Qnil);
 }
 
 static VALUE meeting_await(VALUE object, VALUE timeout)
 {
-    handle *self = open_handle(object);
     if (NIL_P(timeout))
         rb_raise(rb_eTypeError, "timeout: expected a number of seconds, got nil");
-    call(self, body_await, timeout);
-    return Qnil;
+    return take(object, AWAIT, Qnil, timeout);
 }
 
 static VALUE meeting_read(VALUE object)
 {
-    call(open_handle(object), body_read, Qnil);
-    return Qnil;
+    return take(object, READ, Qnil, Qnil);
 }
 
 static VALUE meeting_fail(VALUE object, VALUE reason)
 {
-    handle *self = open_handle(object);
-    reason = rb_str_new_frozen(StringValue(reason));
-    self->reason = StringValueCStr(reason);
-    call(self, body_fail, Qnil);
-    RB_GC_GUARD(reason);
-    return Qnil;
+    VALUE copy = rb_str_new_frozen(StringValue(reason));
+    (void)StringValueCStr(copy); /* raises on a NUL */
+    return take(object, FAIL, copy, Qnil);
 }
 
 static VALUE meeting_leave(VALUE object)
 {
-    call(open_handle(object), body_leave, Qnil);
-    return Qnil;
+    return take(object, LEAVE, Qnil, Qnil);
 }
 
 static VALUE meeting_remove(VALUE object)
 {
-    call(open_handle(object), body_remove, Qnil);
-    return Qnil;
+    return take(object, REMOVE, Qnil, Qnil);
 }
 
 /* --- what was read --------------------------------------------------------------------------- */

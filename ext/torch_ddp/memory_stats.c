@@ -53,10 +53,9 @@ static VALUE set_device(VALUE self, VALUE index)
 
 void tddp_rb_init_memory_stats(void)
 {
-    VALUE self = rb_singleton_class(tddp_rb_distributed);
-    rb_define_private_method(self, "_track_tensors", track_tensors, 0);
-    rb_define_private_method(self, "_memory_stats", memory_stats, 1);
-    rb_define_private_method(self, "_reset_peak_memory", reset_peak, 1);
-    rb_define_private_method(self, "_empty_cache", empty_cache, 0);
-    rb_define_private_method(self, "_set_device", set_device, 1);
+    TDDP_RB_PRIVATE("_track_tensors", track_tensors, 0);
+    TDDP_RB_PRIVATE("_memory_stats", memory_stats, 1);
+    TDDP_RB_PRIVATE("_reset_peak_memory", reset_peak, 1);
+    TDDP_RB_PRIVATE("_empty_cache", empty_cache, 0);
+    TDDP_RB_PRIVATE("_set_device", set_device, 1);
 }

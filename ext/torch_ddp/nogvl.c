@@ -11,17 +11,16 @@
  * threads, because Ruby 3.1 and 3.2 don't wake the blocked main thread for a signal after the other
  * threads have ended.
  */
+#define _GNU_SOURCE /* sem_clockwait */
 #include "torch_ddp.h"
 
-#include <errno.h>
-#include <poll.h>
 #include <pthread.h>
 #include <ruby/thread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,32 +36,22 @@ enum { NOGVL_FLAGS = RB_NOGVL_INTR_FAIL | RB_NOGVL_UBF_ASYNC_SAFE };
 
 /* --- tokens ----------------------------------------------------------------------------------- */
 
-/* What wakes a call's threads. Each thread caches tokens: an operation of a few microseconds must
- * not open descriptors. A signal handler that runs during a call uses another token. */
+/* What ends a call's wait. Each thread caches tokens: an operation of a few microseconds must not
+ * open a descriptor. A signal handler that runs during a call uses another token. */
 typedef struct token {
     tddp_cancel *cancel;
-    int wake;           /* an eventfd */
-    pid_t maker;        /* after a fork the descriptors are shared with the parent */
+    pid_t maker;        /* after a fork the descriptor is shared with the parent */
     struct token *next; /* in the list of unused tokens */
 } token;
 
 /* The thread's unused tokens. */
 static pthread_key_t token_key;
 
-static void token_close(token *self)
-{
-    tddp_cancel_free(self->cancel);
-    self->cancel = NULL;
-    if (self->wake >= 0)
-        close(self->wake);
-    self->wake = -1;
-}
-
 static void tokens_free(void *data)
 {
     for (token *one = data, *next; one != NULL; one = next) {
         next = one->next;
-        token_close(one);
+        tddp_cancel_free(one->cancel);
         free(one);
     }
 }
@@ -76,39 +65,27 @@ static void token_release(token *self)
     }
 }
 
-static token *token_unused(void)
-{
-    token *self = pthread_getspecific(token_key);
-    if (self != NULL) {
-        if (pthread_setspecific(token_key, self->next) != 0)
-            return NULL;
-        self->next = NULL;
-        return self;
-    }
-    self = calloc(1, sizeof(*self));
-    if (self != NULL)
-        self->wake = -1;
-    return self;
-}
-
 /* A token for a call. Caller: token_release(). NULL on failure, with the error text set. */
 static token *token_acquire(void)
 {
-    token *self = token_unused();
+    token *self = pthread_getspecific(token_key);
+    if (self != NULL && pthread_setspecific(token_key, self->next) != 0)
+        self = NULL;
+    else if (self == NULL)
+        self = calloc(1, sizeof(*self));
     if (self == NULL) {
         tddp_fail(TDDP_OUT_OF_MEMORY, "no memory to start a call that can be interrupted");
         return NULL;
     }
-    if (self->cancel != NULL && self->maker == getpid()) {
+    self->next = NULL;
+    if (self->cancel != NULL && self->maker == tddp_rb_process_id()) {
         tddp_cancel_reset(self->cancel);
         return self;
     }
-    token_close(self);
-    self->maker = getpid();
-    self->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (self->wake < 0)
-        tddp_fail(TDDP_SYSTEM, "eventfd: %s", strerror(errno));
-    else if (tddp_cancel_create(&self->cancel) == TDDP_OK)
+    tddp_cancel_free(self->cancel);
+    self->cancel = NULL;
+    self->maker = tddp_rb_process_id();
+    if (tddp_cancel_create(&self->cancel) == TDDP_OK)
         return self;
     tokens_free(self);
     return NULL;
@@ -138,12 +115,9 @@ static void cancel(void *handle)
     tddp_cancel_trigger(handle);
 }
 
-static void wake(void *descriptor)
+static void wake(void *semaphore)
 {
-    const uint64_t one = 1;
-    int before = errno;
-    (void)!write(*(int *)descriptor, &one, sizeof(one));
-    errno = before;
+    sem_post(semaphore);
 }
 
 static VALUE check_interrupts(VALUE nothing)
@@ -172,7 +146,7 @@ static int64_t time_left(int64_t timeout_ms, int64_t started_ms)
 typedef struct helper_call {
     blocking_call *call;
     char *text; /* the error text, which is thread-local */
-    int wake;
+    sem_t wake; /* its end, or an interrupt */
     atomic_bool done;
 } helper_call;
 
@@ -188,12 +162,13 @@ static void *run_helper(void *data)
 
 static void *wait_for_helper(void *data)
 {
-    const helper_call *work = data;
-    struct pollfd event = {.fd = work->wake, .events = POLLIN};
-    if (!atomic_load(&work->done))
-        poll(&event, 1, POLL_MS);
-    uint64_t count;
-    (void)!read(work->wake, &count, sizeof(count));
+    helper_call *work = data;
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += POLL_MS * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    (void)sem_clockwait(&work->wake, CLOCK_MONOTONIC, &until);
     return NULL;
 }
 
@@ -210,12 +185,12 @@ static bool start_helper(pthread_t *thread, helper_call *work)
 }
 
 /* Runs the call on a helper thread. Cancels it when `may_continue` returns false. */
-static tddp_status run_on_helper(blocking_call *call, token *self, bool (*may_continue)(void *data),
-                                 void *data)
+static tddp_status run_on_helper(blocking_call *call, bool (*may_continue)(void *data), void *data)
 {
     pthread_t thread;
-    helper_call work = {.call = call, .wake = self->wake};
+    helper_call work = {.call = call};
     call->status = TDDP_CANCELED;
+    sem_init(&work.wake, 0, 0);
     if (!start_helper(&thread, &work))
         return TDDP_SYSTEM;
     while (!atomic_load(&work.done)) {
@@ -226,6 +201,7 @@ static tddp_status run_on_helper(blocking_call *call, token *self, bool (*may_co
         }
     }
     pthread_join(thread, NULL); /* It ends at once; it never acquires the GVL. */
+    sem_destroy(&work.wake);
     if (work.text != NULL)
         (void)tddp_fail(call->status, "%s", work.text);
     free(work.text);
@@ -263,7 +239,7 @@ static VALUE raise_later(VALUE error)
 {
     if (rb_obj_is_kind_of(error, rb_eSignal)) {
         int number = NUM2INT(rb_funcall(error, rb_intern("signo"), 0));
-        return kill(getpid(), number) == 0 ? Qtrue : Qfalse;
+        return kill(tddp_rb_process_id(), number) == 0 ? Qtrue : Qfalse;
     }
     VALUE pair = rb_ary_new_from_args(2, rb_thread_current(), error);
     return rb_block_call(rb_cThread, rb_intern("new"), 0, NULL, raise_in, pair);
@@ -351,7 +327,7 @@ static tddp_rb_outcome block(tddp_rb_body body, void *data, int64_t timeout_ms, 
     blocking_call call = {.body = body, .data = data, .wait = {timeout_ms, self->cancel}};
     if (no_restart || !run_on_caller(&call, timeout_ms, started, may_continue, &outcome.state)) {
         call.wait.timeout_ms = time_left(timeout_ms, started);
-        call.status = run_on_helper(&call, self, may_continue, &outcome.state);
+        call.status = run_on_helper(&call, may_continue, &outcome.state);
     }
     token_release(self);
     if (outcome.state == 0 && call.status != TDDP_OK)
@@ -422,7 +398,7 @@ tddp_status tddp_rb_blocking_in_backward(tddp_rb_body body, void *data)
     if (rb_thread_alone())
         run_in_backward(&call);
     else
-        call.status = run_on_helper(&call, self, run_handlers_in_backward, NULL);
+        call.status = run_on_helper(&call, run_handlers_in_backward, NULL);
     token_release(self);
     return call.status;
 }

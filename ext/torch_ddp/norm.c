@@ -34,27 +34,20 @@ static const tddp_tensor *const *tensors_of(VALUE list, volatile VALUE *memory, 
     return (const tddp_tensor *const *)tddp_rb_tensors(list, memory, count);
 }
 
-/* Calls `body(call)`; with a group, which is assigned to the call's `member`, without the GVL. */
-static tddp_rb_outcome run_over(VALUE group, tddp_rb_body body, void *call, tddp_group **member)
+/* Without the GVL if other ranks take part. */
+static tddp_rb_outcome run_over(tddp_group *group, tddp_rb_body body, void *call)
 {
-    if (NIL_P(group))
-        return tddp_rb_outcome_of(body(call, NULL));
-    *member = tddp_rb_group(group);
-    tddp_group_retain(*member); /* another thread may destroy the group meanwhile */
-    tddp_rb_outcome outcome = tddp_rb_blocking(body, call, -1, true);
-    tddp_group_release(*member);
-    return outcome;
+    return group ? tddp_rb_blocking_with(group, body, call, -1, true)
+                 : tddp_rb_outcome_of(body(call, NULL));
 }
 
 /* The list is unshared, so other threads can't change it. */
 static VALUE norm_of(norm_call call, VALUE list, VALUE group)
 {
-    VALUE memory;
+    TDDP_RB_SCRATCH memory = 0;
     call.tensors = tensors_of(list, &memory, &call.count);
-    tddp_rb_outcome outcome = run_over(group, body_norm, &call, &call.group);
-    ALLOCV_END(memory);
-    RB_GC_GUARD(list);
-    tddp_rb_raise_outcome(outcome);
+    call.group = tddp_rb_group_or_null(group);
+    tddp_rb_raise_outcome(run_over(call.group, body_norm, &call));
     return DBL2NUM(call.norm);
 }
 
@@ -80,26 +73,20 @@ static VALUE clip_grad_norm(VALUE self, VALUE params, VALUE max_norm, VALUE orde
 /* _scale_gradients(parameters, max_norm, norm) */
 static VALUE scale_gradients(VALUE self, VALUE params, VALUE max_norm, VALUE norm)
 {
-    VALUE memory;
+    TDDP_RB_SCRATCH memory = 0;
     size_t count;
-    double wanted = NUM2DBL(max_norm), known = NUM2DBL(norm);
     const tddp_tensor *const *tensors = tensors_of(params, &memory, &count);
-    tddp_status status = tddp_scale_gradients(tensors, count, wanted, known);
-    ALLOCV_END(memory);
-    tddp_rb_check(status);
+    tddp_rb_check(tddp_scale_gradients(tensors, count, NUM2DBL(max_norm), NUM2DBL(norm)));
     return self;
 }
 
 /* _clip_grad_value(parameters, clip_value) */
 static VALUE clip_grad_value(VALUE self, VALUE params, VALUE clip_value)
 {
-    VALUE memory;
+    TDDP_RB_SCRATCH memory = 0;
     size_t count;
-    double limit = NUM2DBL(clip_value);
     const tddp_tensor *const *tensors = tensors_of(params, &memory, &count);
-    tddp_status status = tddp_clip_grad_value(tensors, count, limit);
-    ALLOCV_END(memory);
-    tddp_rb_check(status);
+    tddp_rb_check(tddp_clip_grad_value(tensors, count, NUM2DBL(clip_value)));
     return self;
 }
 
@@ -124,13 +111,10 @@ static tddp_status body_unscale(void *data, const tddp_wait *wait)
  * there are none. The list is unshared. */
 static VALUE unscale_gradients(VALUE self, VALUE params, VALUE factor, VALUE group)
 {
-    VALUE memory;
-    unscale_call call = {.factor = NUM2DBL(factor)};
+    TDDP_RB_SCRATCH memory = 0;
+    unscale_call call = {.factor = NUM2DBL(factor), .group = tddp_rb_group_or_null(group)};
     call.params = tensors_of(params, &memory, &call.count);
-    tddp_rb_outcome outcome = run_over(group, body_unscale, &call, &call.group);
-    ALLOCV_END(memory);
-    RB_GC_GUARD(params);
-    tddp_rb_raise_outcome(outcome);
+    tddp_rb_raise_outcome(run_over(call.group, body_unscale, &call));
     (void)self;
     if (call.found == TDDP_GRADIENTS_NONE)
         return Qnil;
@@ -139,10 +123,9 @@ static VALUE unscale_gradients(VALUE self, VALUE params, VALUE factor, VALUE gro
 
 void tddp_rb_init_norm(void)
 {
-    VALUE private_methods = rb_singleton_class(tddp_rb_distributed);
-    rb_define_private_method(private_methods, "_total_norm", total_norm, 3);
-    rb_define_private_method(private_methods, "_clip_grad_norm", clip_grad_norm, 5);
-    rb_define_private_method(private_methods, "_scale_gradients", scale_gradients, 3);
-    rb_define_private_method(private_methods, "_clip_grad_value", clip_grad_value, 2);
-    rb_define_private_method(private_methods, "_unscale_gradients", unscale_gradients, 3);
+    TDDP_RB_PRIVATE("_total_norm", total_norm, 3);
+    TDDP_RB_PRIVATE("_clip_grad_norm", clip_grad_norm, 5);
+    TDDP_RB_PRIVATE("_scale_gradients", scale_gradients, 3);
+    TDDP_RB_PRIVATE("_clip_grad_value", clip_grad_value, 2);
+    TDDP_RB_PRIVATE("_unscale_gradients", unscale_gradients, 3);
 }

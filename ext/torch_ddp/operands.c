@@ -17,7 +17,7 @@ bool tddp_rb_detail(void)
     return detail;
 }
 
-/* Passes on a refusal that names no argument. */
+/* Raises a refusal of libtddp's, which names no argument. */
 static void refuse(tddp_status status, const char *name, long index)
 {
     if (index < 0)
@@ -27,68 +27,52 @@ static void refuse(tddp_status status, const char *name, long index)
     tddp_rb_check(status);
 }
 
-static tddp_buffer buffer_at(VALUE tensor, const char *name, long index)
+static tddp_buffer buffer_at(VALUE object, const char *name, long index)
 {
     tddp_buffer buffer;
-    tddp_status status = tddp_tensor_buffer(tddp_rb_tensor(tensor), &buffer);
+    tddp_tensor *tensor = tddp_rb_named_tensor(object, name, index);
+    tddp_status status = tddp_tensor_buffer(tensor, &buffer);
     if (status != TDDP_OK)
         refuse(status, name, index);
     return buffer;
 }
 
-tddp_buffer tddp_rb_buffer(VALUE tensor, const char *name)
+tddp_buffer tddp_rb_buffer(VALUE object, const char *name)
 {
-    return buffer_at(tensor, name, -1);
+    return buffer_at(object, name, -1);
 }
 
-bool tddp_rb_contiguous(VALUE object, const char *name, tddp_buffer *buffer)
+tddp_tensor *tddp_rb_contiguous(VALUE object, const char *name, tddp_buffer *buffer)
 {
-    tddp_tensor *tensor = tddp_rb_tensor(object);
+    tddp_tensor *tensor = tddp_rb_named_tensor(object, name, -1);
     tddp_status status = tddp_tensor_buffer(tensor, buffer);
     if (status != TDDP_OK && tddp_rb_tensor_form(tensor) != TDDP_RB_FORM_PLAIN)
-        return false;
+        return NULL;
     if (status != TDDP_OK)
         refuse(status, name, -1);
-    return true;
-}
-
-tddp_tensor **tddp_rb_tensors(VALUE list, volatile VALUE *holder, size_t *count)
-{
-    Check_Type(list, T_ARRAY);
-    long length = RARRAY_LEN(list);
-    tddp_tensor **tensors = tddp_rb_scratch(holder, length, sizeof(tddp_tensor *));
-    for (long i = 0; i < length; i++)
-        tensors[i] = tddp_rb_tensor(rb_ary_entry(list, i));
-    *count = (size_t)length;
-    return tensors;
+    return tensor;
 }
 
 tddp_buffer *tddp_rb_buffers(VALUE list, const char *name, volatile VALUE *holder, size_t *count)
 {
-    *holder = 0; /* which ALLOCV_END takes for nothing */
     *count = 0;
     if (NIL_P(list))
         return NULL;
-    Check_Type(list, T_ARRAY);
-    long length = RARRAY_LEN(list);
-    tddp_buffer *buffers = tddp_rb_scratch(holder, length, sizeof(*buffers));
-    for (long i = 0; i < length; i++)
-        buffers[i] = buffer_at(rb_ary_entry(list, i), name, i);
-    *count = (size_t)length;
+    tddp_buffer *buffers = tddp_rb_scratch_for(list, sizeof(*buffers), holder, count);
+    for (size_t i = 0; i < *count; i++)
+        buffers[i] = buffer_at(rb_ary_entry(list, (long)i), name, (long)i);
     return buffers;
 }
 
 tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volatile VALUE *holder,
                             size_t *count)
 {
-    Check_Type(counts, T_ARRAY);
     tddp_buffer whole = tddp_rb_buffer(tensor, name);
     size_t bytes = tddp_dtype_size(whole.dtype);
     size_t begin = 0;
-    long length = RARRAY_LEN(counts);
-    tddp_buffer *pieces = tddp_rb_scratch(holder, length, sizeof(*pieces));
-    for (long i = 0; i < length; i++) {
-        size_t each = NUM2SIZET(rb_ary_entry(counts, i));
+    tddp_buffer *pieces = tddp_rb_scratch_for(counts, sizeof(*pieces), holder, count);
+    for (size_t i = 0; i < *count; i++) {
+        size_t each = NUM2SIZET(rb_ary_entry(counts, (long)i));
         if (each > whole.count - begin)
             rb_raise(rb_eArgError, "%s: its %zu elements are fewer than its pieces have", name,
                      whole.count);
@@ -98,7 +82,6 @@ tddp_buffer *tddp_rb_pieces(VALUE tensor, const char *name, VALUE counts, volati
             pieces[i].data = (char *)whole.data + begin * bytes;
         begin += each;
     }
-    *count = (size_t)length;
     return pieces;
 }
 
@@ -199,7 +182,6 @@ static VALUE bytes_of(VALUE self, VALUE tensor)
     VALUE bytes = rb_str_new(NULL, (long)(buffer.count * tddp_dtype_size(buffer.dtype)));
     if (buffer.count > 0)
         memcpy(RSTRING_PTR(bytes), buffer.data, (size_t)RSTRING_LEN(bytes));
-    RB_GC_GUARD(tensor);
     return bytes;
 }
 
@@ -214,7 +196,6 @@ static VALUE set_bytes(VALUE self, VALUE tensor, VALUE bytes)
     if (size > 0)
         memcpy(buffer.data, RSTRING_PTR(bytes), size);
     tddp_rb_written(tensor);
-    RB_GC_GUARD(tensor);
     return tensor;
 }
 
@@ -248,13 +229,12 @@ static VALUE is_native(VALUE self, VALUE object)
 
 void tddp_rb_init_operands(void)
 {
-    VALUE self = rb_singleton_class(tddp_rb_distributed);
-    rb_define_private_method(self, "_detail=", set_detail, 1);
-    rb_define_private_method(self, "_memory_form", memory_form, 1);
-    rb_define_private_method(self, "_check_memory", check_memory, 2);
-    rb_define_method(self, "_span", span, 1);
-    rb_define_method(self, "_native?", is_native, 1);
-    rb_define_private_method(self, "_bytes", bytes_of, 1);
-    rb_define_private_method(self, "_set_bytes", set_bytes, 2);
-    rb_define_method(self, "_written", written, 1);
+    TDDP_RB_PRIVATE("_detail=", set_detail, 1);
+    TDDP_RB_PRIVATE("_memory_form", memory_form, 1);
+    TDDP_RB_PRIVATE("_check_memory", check_memory, 2);
+    TDDP_RB_PRIVATE("_bytes", bytes_of, 1);
+    TDDP_RB_PRIVATE("_set_bytes", set_bytes, 2);
+    rb_define_singleton_method(tddp_rb_distributed, "_span", span, 1);
+    rb_define_singleton_method(tddp_rb_distributed, "_native?", is_native, 1);
+    rb_define_singleton_method(tddp_rb_distributed, "_written", written, 1);
 }

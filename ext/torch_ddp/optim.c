@@ -8,10 +8,8 @@
 
 #include <tddp/torch_optim.h>
 
-static ID id_zeros_like, id_to_i;
-static VALUE sym_params, sym_step, sym_lr, sym_weight_decay;
-static VALUE sym_momentum, sym_dampening, sym_nesterov, sym_betas, sym_eps, sym_amsgrad;
-static VALUE sym_states[TDDP_OPTIM_STATES + 1]; /* SGD's buffer, then Adam's three */
+/* The key of a setting or a state; looked up once at each place. */
+#define KEY(name) ID2SYM(rb_intern(name))
 
 /* A step; the garbage collector owns the memory of its slots. */
 typedef struct fused_step {
@@ -43,7 +41,7 @@ static VALUE group_at(VALUE groups, long index)
 
 static VALUE params_of(VALUE group)
 {
-    VALUE params = hash_fetch(group, sym_params);
+    VALUE params = hash_fetch(group, KEY("params"));
     Check_Type(params, T_ARRAY);
     return params;
 }
@@ -77,7 +75,7 @@ static tddp_tensor *state_tensor(VALUE state, VALUE key, VALUE param, bool *crea
     VALUE tensor = rb_hash_lookup2(state, key, Qnil);
     if (NIL_P(tensor)) {
         VALUE torch = rb_const_get(rb_cObject, rb_intern("Torch"));
-        tensor = rb_funcall(torch, id_zeros_like, 1, param);
+        tensor = rb_funcall(torch, rb_intern("zeros_like"), 1, param);
         rb_hash_aset(state, key, tensor);
         *created = true;
     }
@@ -87,20 +85,10 @@ static tddp_tensor *state_tensor(VALUE state, VALUE key, VALUE param, bool *crea
 /* The number of steps: an Integer, or a tensor in a state that PyTorch saved. */
 static int64_t steps_of(VALUE state)
 {
-    VALUE steps = rb_hash_lookup2(state, sym_step, INT2FIX(0));
+    VALUE steps = rb_hash_lookup2(state, KEY("step"), INT2FIX(0));
     if (!RB_INTEGER_TYPE_P(steps))
-        steps = rb_funcall(steps, id_to_i, 0);
+        steps = rb_funcall(steps, rb_intern("to_i"), 0);
     return NUM2LL(steps);
-}
-
-/* Allocates a step over `count` parameters. */
-static fused_step allocate_step(VALUE state, long count, volatile VALUE *slots,
-                                volatile VALUE *hashes)
-{
-    fused_step step = {.state = state};
-    step.slots = tddp_rb_scratch(slots, count, sizeof(*step.slots));
-    step.hashes = tddp_rb_scratch(hashes, count, sizeof(*step.hashes));
-    return step;
 }
 
 static void add_slot(fused_step *step, tddp_optim_slot slot, VALUE hash)
@@ -113,11 +101,11 @@ static void add_slot(fused_step *step, tddp_optim_slot slot, VALUE hash)
 
 static tddp_sgd_settings sgd_settings(VALUE group)
 {
-    return (tddp_sgd_settings){.lr = number_of(group, sym_lr),
-                               .momentum = number_of(group, sym_momentum),
-                               .dampening = number_of(group, sym_dampening),
-                               .weight_decay = number_of(group, sym_weight_decay),
-                               .nesterov = RTEST(hash_fetch(group, sym_nesterov))};
+    return (tddp_sgd_settings){.lr = number_of(group, KEY("lr")),
+                               .momentum = number_of(group, KEY("momentum")),
+                               .dampening = number_of(group, KEY("dampening")),
+                               .weight_decay = number_of(group, KEY("weight_decay")),
+                               .nesterov = RTEST(hash_fetch(group, KEY("nesterov")))};
 }
 
 static void add_sgd(fused_step *step, VALUE param, size_t group, bool momentum)
@@ -129,58 +117,24 @@ static void add_sgd(fused_step *step, VALUE param, size_t group, bool momentum)
     if (momentum) {
         bool created = false;
         state = state_of(step->state, param);
-        slot.state[0] = state_tensor(state, sym_states[0], param, &created);
+        slot.state[0] = state_tensor(state, KEY("momentum_buffer"), param, &created);
         slot.step = created ? 1 : 2;
     }
     add_slot(step, slot, state);
-}
-
-/* Removes the buffers that a failed step created. */
-static void remove_new_buffers(const fused_step *step)
-{
-    for (size_t i = 0; i < step->count; i++) {
-        if (step->slots[i].step == 1)
-            rb_hash_delete(step->hashes[i], sym_states[0]);
-    }
-}
-
-/* _sgd_step(param_groups, state) */
-static VALUE sgd_step(VALUE self, VALUE groups, VALUE state)
-{
-    VALUE slots_memory, hashes_memory, settings_memory;
-    Check_Type(state, T_HASH);
-    long count = params_in(groups), group_count = RARRAY_LEN(groups);
-    fused_step step = allocate_step(state, count, &slots_memory, &hashes_memory);
-    tddp_sgd_settings *settings = tddp_rb_scratch(&settings_memory, group_count, sizeof(*settings));
-    for (long i = 0; i < group_count; i++)
-        settings[i] = sgd_settings(group_at(groups, i));
-    for (long i = 0; i < group_count; i++) {
-        VALUE params = params_of(group_at(groups, i));
-        for (long j = 0; j < RARRAY_LEN(params) && step.count < (size_t)count; j++)
-            add_sgd(&step, rb_ary_entry(params, j), (size_t)i, settings[i].momentum != 0);
-    }
-    tddp_status status = tddp_sgd_step(settings, (size_t)group_count, step.slots, step.count);
-    if (status != TDDP_OK)
-        remove_new_buffers(&step);
-    ALLOCV_END(slots_memory);
-    ALLOCV_END(hashes_memory);
-    ALLOCV_END(settings_memory);
-    tddp_rb_check(status);
-    return self;
 }
 
 /* --- Adam and AdamW -------------------------------------------------------------------------- */
 
 static tddp_adam_settings adam_settings(VALUE group, bool decoupled)
 {
-    VALUE betas = hash_fetch(group, sym_betas);
+    VALUE betas = hash_fetch(group, KEY("betas"));
     Check_Type(betas, T_ARRAY);
-    return (tddp_adam_settings){.lr = number_of(group, sym_lr),
+    return (tddp_adam_settings){.lr = number_of(group, KEY("lr")),
                                 .beta1 = NUM2DBL(rb_ary_entry(betas, 0)),
                                 .beta2 = NUM2DBL(rb_ary_entry(betas, 1)),
-                                .eps = number_of(group, sym_eps),
-                                .weight_decay = number_of(group, sym_weight_decay),
-                                .amsgrad = RTEST(hash_fetch(group, sym_amsgrad)),
+                                .eps = number_of(group, KEY("eps")),
+                                .weight_decay = number_of(group, KEY("weight_decay")),
+                                .amsgrad = RTEST(hash_fetch(group, KEY("amsgrad"))),
                                 .decoupled = decoupled};
 }
 
@@ -190,50 +144,78 @@ static void add_adam(fused_step *step, VALUE param, size_t group, bool amsgrad)
     if (!tddp_has_gradient(slot.param))
         return;
     VALUE state = Qnil;
+    VALUE keys[] = {KEY("exp_avg"), KEY("exp_avg_sq"), KEY("max_exp_avg_sq")};
     if (!tddp_has_sparse_gradient(slot.param)) { /* a sparse gradient is an error of the step */
         bool created = false;
         state = state_of(step->state, param);
         /* first, so that the state's keys have the same order as torch-rb's */
         slot.step = steps_of(state) + 1;
-        rb_hash_aset(state, sym_step, LL2NUM(slot.step));
+        rb_hash_aset(state, KEY("step"), LL2NUM(slot.step));
         for (int i = 0; i < (amsgrad ? 3 : 2); i++)
-            slot.state[i] = state_tensor(state, sym_states[1 + i], param, &created);
+            slot.state[i] = state_tensor(state, keys[i], param, &created);
     }
     add_slot(step, slot, state);
 }
 
-static void undo_step_counts(const fused_step *step)
+/* --- a step ---------------------------------------------------------------------------------- */
+
+/* Adam counts its steps; SGD's buffers are removed where a failed step created them. */
+static void undo(const fused_step *step, bool adam)
 {
     for (size_t i = 0; i < step->count; i++) {
-        if (!NIL_P(step->hashes[i]))
-            rb_hash_aset(step->hashes[i], sym_step, LL2NUM(steps_of(step->hashes[i]) - 1));
+        VALUE state = step->hashes[i];
+        if (adam && !NIL_P(state))
+            rb_hash_aset(state, KEY("step"), LL2NUM(steps_of(state) - 1));
+        else if (!adam && step->slots[i].step == 1)
+            rb_hash_delete(state, KEY("momentum_buffer"));
     }
+}
+
+static VALUE take_step(VALUE groups, VALUE state, bool is_adam, bool decoupled)
+{
+    TDDP_RB_SCRATCH slots_memory = 0, hashes_memory = 0, sgd_memory = 0, adam_memory = 0;
+    Check_Type(state, T_HASH);
+    const long count = params_in(groups), group_count = RARRAY_LEN(groups);
+    fused_step step = {.state = state};
+    step.slots = tddp_rb_scratch(&slots_memory, count, sizeof(*step.slots));
+    step.hashes = tddp_rb_scratch(&hashes_memory, count, sizeof(*step.hashes));
+    tddp_sgd_settings *sgd = tddp_rb_scratch(&sgd_memory, group_count, sizeof(*sgd));
+    tddp_adam_settings *adam = tddp_rb_scratch(&adam_memory, group_count, sizeof(*adam));
+    for (long i = 0; i < group_count; i++) {
+        if (is_adam)
+            adam[i] = adam_settings(group_at(groups, i), decoupled);
+        else
+            sgd[i] = sgd_settings(group_at(groups, i));
+    }
+    for (long i = 0; i < group_count; i++) {
+        VALUE params = params_of(group_at(groups, i));
+        for (long j = 0; j < RARRAY_LEN(params) && step.count < (size_t)count; j++) {
+            if (is_adam)
+                add_adam(&step, rb_ary_entry(params, j), (size_t)i, adam[i].amsgrad);
+            else
+                add_sgd(&step, rb_ary_entry(params, j), (size_t)i, sgd[i].momentum != 0);
+        }
+    }
+    tddp_status status = is_adam ? tddp_adam_step(adam, (size_t)group_count, step.slots, step.count)
+                                 : tddp_sgd_step(sgd, (size_t)group_count, step.slots, step.count);
+    if (status != TDDP_OK)
+        undo(&step, is_adam);
+    tddp_rb_check(status);
+    return Qnil;
+}
+
+/* _sgd_step(param_groups, state) */
+static VALUE sgd_step(VALUE self, VALUE groups, VALUE state)
+{
+    (void)self;
+    return take_step(groups, state, false, false);
 }
 
 /* _adam_step(param_groups, state, decoupled) */
 static VALUE adam_step(VALUE self, VALUE groups, VALUE state, VALUE decoupled)
 {
-    VALUE slots_memory, hashes_memory, settings_memory;
-    Check_Type(state, T_HASH);
-    long count = params_in(groups), group_count = RARRAY_LEN(groups);
-    fused_step step = allocate_step(state, count, &slots_memory, &hashes_memory);
-    tddp_adam_settings *settings =
-        tddp_rb_scratch(&settings_memory, group_count, sizeof(*settings));
-    for (long i = 0; i < group_count; i++)
-        settings[i] = adam_settings(group_at(groups, i), RTEST(decoupled));
-    for (long i = 0; i < group_count; i++) {
-        VALUE params = params_of(group_at(groups, i));
-        for (long j = 0; j < RARRAY_LEN(params) && step.count < (size_t)count; j++)
-            add_adam(&step, rb_ary_entry(params, j), (size_t)i, settings[i].amsgrad);
-    }
-    tddp_status status = tddp_adam_step(settings, (size_t)group_count, step.slots, step.count);
-    if (status != TDDP_OK)
-        undo_step_counts(&step);
-    ALLOCV_END(slots_memory);
-    ALLOCV_END(hashes_memory);
-    ALLOCV_END(settings_memory);
-    tddp_rb_check(status);
-    return self;
+    (void)self;
+    return take_step(groups, state, true, RTEST(decoupled));
 }
 
 /* --- gradients ------------------------------------------------------------------------------- */
@@ -241,7 +223,7 @@ static VALUE adam_step(VALUE self, VALUE groups, VALUE state, VALUE decoupled)
 /* _zero_grad(param_groups, set_to_none) */
 static VALUE zero_grad(VALUE self, VALUE groups, VALUE set_to_none)
 {
-    VALUE memory;
+    TDDP_RB_SCRATCH memory = 0;
     long count = params_in(groups);
     const tddp_tensor **params = tddp_rb_scratch(&memory, count, sizeof(*params));
     size_t found = 0;
@@ -250,42 +232,14 @@ static VALUE zero_grad(VALUE self, VALUE groups, VALUE set_to_none)
         for (long j = 0; j < RARRAY_LEN(tensors) && found < (size_t)count; j++)
             params[found++] = tddp_rb_tensor(rb_ary_entry(tensors, j));
     }
-    tddp_status status = tddp_zero_gradients(params, found, RTEST(set_to_none));
-    ALLOCV_END(memory);
-    tddp_rb_check(status);
+    tddp_rb_check(tddp_zero_gradients(params, found, RTEST(set_to_none)));
     return self;
-}
-
-static VALUE symbol(const char *name)
-{
-    return ID2SYM(rb_intern(name));
-}
-
-static void init_symbols(void)
-{
-    id_zeros_like = rb_intern("zeros_like");
-    id_to_i = rb_intern("to_i");
-    sym_params = symbol("params");
-    sym_step = symbol("step");
-    sym_lr = symbol("lr");
-    sym_weight_decay = symbol("weight_decay");
-    sym_momentum = symbol("momentum");
-    sym_dampening = symbol("dampening");
-    sym_nesterov = symbol("nesterov");
-    sym_betas = symbol("betas");
-    sym_eps = symbol("eps");
-    sym_amsgrad = symbol("amsgrad");
-    sym_states[0] = symbol("momentum_buffer");
-    sym_states[1] = symbol("exp_avg");
-    sym_states[2] = symbol("exp_avg_sq");
-    sym_states[3] = symbol("max_exp_avg_sq");
 }
 
 void tddp_rb_init_optim(void)
 {
     VALUE optim = rb_define_module_under(tddp_rb_distributed, "Optim");
     VALUE fused = rb_define_module_under(optim, "Fused");
-    init_symbols();
     rb_define_private_method(fused, "_sgd_step", sgd_step, 2);
     rb_define_private_method(fused, "_adam_step", adam_step, 3);
     rb_define_private_method(fused, "_zero_grad", zero_grad, 2);

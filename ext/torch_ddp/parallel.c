@@ -9,14 +9,11 @@
 
 static const char **names_of(VALUE list, volatile VALUE *holder, size_t *count)
 {
-    Check_Type(list, T_ARRAY);
-    long length = RARRAY_LEN(list);
-    const char **names = tddp_rb_scratch(holder, length, sizeof(*names));
-    for (long i = 0; i < length; i++) {
-        VALUE name = rb_ary_entry(list, i);
+    const char **names = tddp_rb_scratch_for(list, sizeof(*names), holder, count);
+    for (size_t i = 0; i < *count; i++) {
+        VALUE name = rb_ary_entry(list, (long)i);
         names[i] = StringValueCStr(name);
     }
-    *count = (size_t)length;
     return names;
 }
 
@@ -30,7 +27,7 @@ static VALUE replicate(VALUE self, VALUE tensors, VALUE devices, VALUE outputs, 
     opts.apart = RTEST(apart);
     opts.detached = RTEST(detached);
     opts.home = NIL_P(home) ? NULL : StringValueCStr(home);
-    VALUE from_memory, name_memory, into_memory;
+    TDDP_RB_SCRATCH from_memory = 0, name_memory = 0, into_memory = 0;
     size_t count, device_count, output_count;
     tddp_tensor **from = tddp_rb_tensors(tensors, &from_memory, &count);
     const char **names = names_of(devices, &name_memory, &device_count);
@@ -38,16 +35,8 @@ static VALUE replicate(VALUE self, VALUE tensors, VALUE devices, VALUE outputs, 
     if (output_count != count * device_count)
         rb_raise(rb_eArgError, "%zu outputs for %zu tensors on %zu devices", output_count, count,
                  device_count);
-    tddp_status status =
-        tddp_replicate((const tddp_tensor *const *)from, count, names, device_count, &opts, into);
-    ALLOCV_END(into_memory);
-    ALLOCV_END(name_memory);
-    ALLOCV_END(from_memory);
-    RB_GC_GUARD(tensors);
-    RB_GC_GUARD(devices);
-    RB_GC_GUARD(outputs);
-    RB_GC_GUARD(home);
-    tddp_rb_check(status);
+    tddp_rb_check(
+        tddp_replicate((const tddp_tensor *const *)from, count, names, device_count, &opts, into));
     return self;
 }
 
@@ -62,7 +51,6 @@ static VALUE fresh_tensors(VALUE self, VALUE count)
 
 void tddp_rb_init_parallel(void)
 {
-    VALUE private_methods = rb_singleton_class(tddp_rb_distributed);
-    rb_define_private_method(private_methods, "_replicate", replicate, 6);
-    rb_define_private_method(private_methods, "_fresh_tensors", fresh_tensors, 1);
+    TDDP_RB_PRIVATE("_replicate", replicate, 6);
+    TDDP_RB_PRIVATE("_fresh_tensors", fresh_tensors, 1);
 }

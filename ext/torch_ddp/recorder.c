@@ -32,6 +32,5 @@ static VALUE dump_all(VALUE self, VALUE prefix)
 
 void tddp_rb_init_recorder(void)
 {
-    rb_define_private_method(rb_singleton_class(tddp_rb_distributed), "_dump_flight_recorder",
-                             dump_all, 1);
+    TDDP_RB_PRIVATE("_dump_flight_recorder", dump_all, 1);
 }

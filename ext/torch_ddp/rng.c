@@ -21,13 +21,11 @@ static VALUE set_rng_state(VALUE self, VALUE bytes)
     (void)self;
     StringValue(bytes);
     tddp_rb_check(tddp_set_rng_state(RSTRING_PTR(bytes), (size_t)RSTRING_LEN(bytes)));
-    RB_GC_GUARD(bytes);
     return Qnil;
 }
 
 void tddp_rb_init_rng(void)
 {
-    VALUE self = rb_singleton_class(tddp_rb_distributed);
-    rb_define_method(self, "_rng_state", rng_state, 0);
-    rb_define_method(self, "_set_rng_state", set_rng_state, 1);
+    rb_define_singleton_method(tddp_rb_distributed, "_rng_state", rng_state, 0);
+    rb_define_singleton_method(tddp_rb_distributed, "_set_rng_state", set_rng_state, 1);
 }

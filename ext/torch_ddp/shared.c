@@ -21,20 +21,16 @@ tddp_dtype tddp_rb_dtype(VALUE symbol)
 /* _empty_shared(sizes, dtype): an Array of Integers and a Symbol. */
 static VALUE empty_shared(VALUE self, VALUE sizes, VALUE dtype)
 {
-    Check_Type(sizes, T_ARRAY);
     Check_Type(dtype, T_SYMBOL);
-    long ndim = RARRAY_LEN(sizes);
     tddp_dtype kind = tddp_rb_dtype(dtype);
     tddp_group *group = tddp_rb_group(self);
     VALUE object = tddp_rb_fresh_tensor();
-    volatile VALUE holder;
-    int64_t *dims = tddp_rb_scratch(&holder, ndim, sizeof(*dims));
-    for (long i = 0; i < ndim; i++)
-        dims[i] = NUM2LL(rb_ary_entry(sizes, i));
-    tddp_status status =
-        tddp_tensor_empty_shared(group, dims, (size_t)ndim, kind, tddp_rb_tensor(object));
-    ALLOCV_END(holder);
-    tddp_rb_check(status);
+    TDDP_RB_SCRATCH memory = 0;
+    size_t ndim;
+    int64_t *dims = tddp_rb_scratch_for(sizes, sizeof(*dims), &memory, &ndim);
+    for (size_t i = 0; i < ndim; i++)
+        dims[i] = NUM2LL(rb_ary_entry(sizes, (long)i));
+    tddp_rb_check(tddp_tensor_empty_shared(group, dims, ndim, kind, tddp_rb_tensor(object)));
     return object;
 }
 
@@ -49,8 +45,9 @@ static VALUE copy_in_forks(VALUE self, VALUE enable)
     return Qnil;
 }
 
-void tddp_rb_init_shared(VALUE group)
+void tddp_rb_init_shared(void)
 {
+    VALUE group = rb_define_class_under(tddp_rb_distributed, "ProcessGroup", rb_cObject);
     rb_define_singleton_method(group, "_copy_in_forks", copy_in_forks, 1);
     rb_define_method(group, "_empty_shared", empty_shared, 2);
 }

@@ -142,8 +142,9 @@ static VALUE define_kind(const char *name, VALUE store)
     return rb_define_class_under(tddp_rb_distributed, name, store);
 }
 
-void tddp_rb_init_store_kinds(VALUE store)
+void tddp_rb_init_store_kinds(void)
 {
+    VALUE store = rb_define_class_under(tddp_rb_distributed, "Store", rb_cObject);
     rb_define_method(store, "timeout", store_timeout, 0);
     rb_define_method(store, "timeout=", store_set_timeout, 1);
     rb_define_method(store, "has_extended_api?", store_extended, 0);

@@ -20,19 +20,16 @@ static tddp_status body_transfer(void *data, const tddp_wait *wait)
 }
 
 /* Returns the checksum. The transfer can be restarted, so signal handlers may run. */
-static VALUE perform(transfer *call, VALUE name, VALUE memory)
+static VALUE perform(transfer *call, VALUE name)
 {
     call->piece.name = StringValueCStr(name);
     tddp_rb_raise_outcome(tddp_rb_blocking(body_transfer, call, -1, false));
-    RB_GC_GUARD(name);
-    RB_GC_GUARD(memory);
     return UINT2NUM(call->piece.crc);
 }
 
 static tddp_file_piece piece_at(VALUE fd, VALUE offset)
 {
-    tddp_file_piece piece = {.fd = NUM2INT(fd), .offset = NUM2ULL(offset)};
-    return piece;
+    return (tddp_file_piece){.fd = NUM2INT(fd), .offset = NUM2ULL(offset)};
 }
 
 /* Callers give the CPU's memory; the kernel would refuse any other. */
@@ -49,7 +46,7 @@ static VALUE write_tensor(VALUE self, VALUE tensor, VALUE fd, VALUE name, VALUE 
     (void)self;
     transfer call = {.piece = piece_at(fd, offset), .writes = true};
     set_memory(&call.piece, tensor);
-    return perform(&call, name, tensor);
+    return perform(&call, name);
 }
 
 /* _read_tensor(tensor, fd, name, offset) -> the CRC-32 of what was read into it */
@@ -59,7 +56,7 @@ static VALUE read_tensor(VALUE self, VALUE tensor, VALUE fd, VALUE name, VALUE o
     transfer call = {.piece = piece_at(fd, offset)};
     set_memory(&call.piece, tensor);
     tddp_rb_written(tensor);
-    return perform(&call, name, tensor);
+    return perform(&call, name);
 }
 
 /* _read_checksum(size, fd, name, offset) -> the CRC-32 of what is there */
@@ -68,7 +65,7 @@ static VALUE read_checksum(VALUE self, VALUE size, VALUE fd, VALUE name, VALUE o
     (void)self;
     transfer call = {.piece = piece_at(fd, offset)};
     call.piece.size = NUM2SIZET(size);
-    return perform(&call, name, Qnil);
+    return perform(&call, name);
 }
 
 /* _crc32(bytes) */
@@ -81,9 +78,8 @@ static VALUE crc32_of(VALUE self, VALUE bytes)
 
 void tddp_rb_init_tensor_file(void)
 {
-    VALUE self = rb_singleton_class(tddp_rb_distributed);
-    rb_define_method(self, "_write_tensor", write_tensor, 4);
-    rb_define_method(self, "_read_tensor", read_tensor, 4);
-    rb_define_method(self, "_read_checksum", read_checksum, 4);
-    rb_define_method(self, "_crc32", crc32_of, 1);
+    rb_define_singleton_method(tddp_rb_distributed, "_write_tensor", write_tensor, 4);
+    rb_define_singleton_method(tddp_rb_distributed, "_read_tensor", read_tensor, 4);
+    rb_define_singleton_method(tddp_rb_distributed, "_read_checksum", read_checksum, 4);
+    rb_define_singleton_method(tddp_rb_distributed, "_crc32", crc32_of, 1);
 }

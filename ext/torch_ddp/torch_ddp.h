@@ -3,6 +3,9 @@
  * binds a public header or a part of one, and contains only bindings. Only nogvl.c releases the
  * GVL, only error.c converts a status to an exception, and only tensor_bridge.cc includes Rice and
  * libtorch.
+ *
+ * A method's receiver and arguments are on Ruby's stack until it returns: RB_GC_GUARD() is for
+ * objects that a method makes itself.
  */
 #ifndef TORCH_DDP_H
 #define TORCH_DDP_H
@@ -80,14 +83,40 @@ int tddp_rb_run_handlers(void);
 /* Whether an exception is pending in this thread. Never raises. */
 bool tddp_rb_interrupt_pending(void);
 
-/* --- arguments, in init.c -------------------------------------------------------------------- */
+/* --- arguments and methods, in init.c -------------------------------------------------------- */
 
 /* Seconds as a Numeric to milliseconds, rounded up; nil is -1. Raises on anything else. */
 int64_t tddp_rb_milliseconds(VALUE seconds);
 
-/* Memory for `count` + 1 elements of `bytes_each`, which the garbage collector frees after a
- * longjmp. Caller: ALLOCV_END(*holder). */
+/* Declares what owns the memory of one tddp_rb_scratch(): the end of its block frees it, or the
+ * garbage collector after a longjmp. */
+#define TDDP_RB_SCRATCH __attribute__((cleanup(tddp_rb_scratch_end))) volatile VALUE
+void tddp_rb_scratch_end(volatile VALUE *holder);
+
+/* Memory for `count` + 1 elements of `bytes_each`. */
 void *tddp_rb_scratch(volatile VALUE *holder, long count, size_t bytes_each);
+
+/* The same, one for each element of a list, which must be an Array; `*count` is how many. */
+void *tddp_rb_scratch_for(VALUE list, size_t bytes_each, volatile VALUE *holder, size_t *count);
+
+/* A String as bytes, a frozen one that shares the memory of the one given; or a Symbol's. Raises an
+ * error that begins with the argument's name. Its slice is borrowed. */
+VALUE tddp_rb_bytes(VALUE object, const char *name);
+static inline tddp_slice tddp_rb_slice(VALUE string)
+{
+    return (tddp_slice){RSTRING_PTR(string), (size_t)RSTRING_LEN(string)};
+}
+
+/* An Array's strings, each with a NUL behind it, in one that is returned and owns them; sets their
+ * slices of it. */
+VALUE tddp_rb_concatenate(VALUE strings, const char *name, tddp_slice *slices);
+
+/* getpid() without its system call, for what a fork copies. */
+pid_t tddp_rb_process_id(void);
+
+/* A method of Torch::Distributed itself, which only that calls. */
+#define TDDP_RB_PRIVATE(name, function, arity) \
+    rb_define_private_method(rb_singleton_class(tddp_rb_distributed), name, function, arity)
 
 /* --- store.c, group.c, work.c ---------------------------------------------------------------- */
 
@@ -98,6 +127,12 @@ tddp_store *tddp_rb_store(VALUE object);
  * releases the old one. */
 void tddp_rb_adopt_store(VALUE object, tddp_store *store);
 tddp_group *tddp_rb_group(VALUE object);
+tddp_group *tddp_rb_group_or_null(VALUE object); /* NULL for nil */
+
+/* tddp_rb_blocking() with a reference to the group (NULL: none), which another thread may destroy
+ * meanwhile. */
+tddp_rb_outcome tddp_rb_blocking_with(tddp_group *group, tddp_rb_body body, void *data,
+                                      int64_t timeout_ms, bool no_restart);
 
 /* A Torch::Distributed::Store with a new reference. */
 VALUE tddp_rb_wrap_store(tddp_store *store);
@@ -124,11 +159,31 @@ tddp_status tddp_rb_call_in_backward(VALUE (*body)(VALUE data), void *data, cons
 /* Whether this thread may run Ruby code now. */
 int tddp_rb_may_run(void);
 
-/* A garbage collector root: keeps an object alive until any thread releases it. */
-typedef struct tddp_rb_root tddp_rb_root;
-tddp_rb_root *tddp_rb_root_new(VALUE value);
-VALUE tddp_rb_root_value(const tddp_rb_root *root);
-void tddp_rb_root_release(tddp_rb_root *root);
+/* --- roots.c --------------------------------------------------------------------------------- */
+
+/* What a collection does with a root's object. */
+typedef enum tddp_rb_need {
+    TDDP_RB_NEEDED,     /* marks it */
+    TDDP_RB_NOT_NEEDED, /* leaves it to its other references */
+    TDDP_RB_DONE        /* removes the root from the list, and then calls its `removed` */
+} tddp_rb_need;
+
+/* Keeps a Ruby object alive while C needs it. Part of a struct of its owner's, which adds it with
+ * the GVL held, and removes it before the struct is freed. */
+typedef struct tddp_rb_root {
+    VALUE object;
+    tddp_rb_need (*need)(const struct tddp_rb_root *root); /* called by the garbage collector */
+    void (*removed)(struct tddp_rb_root *root);            /* NULL: nothing */
+    struct tddp_rb_root *next;
+    struct tddp_rb_root **at; /* what points here; NULL: not in the list */
+} tddp_rb_root;
+
+void tddp_rb_root_add(tddp_rb_root *root);
+void tddp_rb_root_remove(tddp_rb_root *root);
+
+/* A root for a handle that any thread may release, with the GVL or not. */
+tddp_rb_root *tddp_rb_pin(VALUE object);
+void tddp_rb_unpin(void *root);
 
 /* --- comm_hook.c, grad_bucket.c --------------------------------------------------------------- */
 
@@ -149,16 +204,37 @@ const char *tddp_rb_hook_description(void);
 VALUE tddp_rb_grad_bucket(const tddp_bucket *bucket);
 void tddp_rb_grad_bucket_fill(VALUE grad_bucket, VALUE tensor);
 
+/* --- tensors.c ------------------------------------------------------------------------------- */
+
+bool tddp_rb_is_tensor(VALUE object);
+
+/* The handles of an Array of tensors, in tddp_rb_scratch() memory; borrowed from the tensors. In
+ * the second, nil is NULL. */
+tddp_tensor **tddp_rb_tensors(VALUE list, volatile VALUE *holder, size_t *count);
+tddp_tensor **tddp_rb_tensors_or_null(VALUE list, volatile VALUE *holder, size_t *count);
+
+/* The tensor in a Torch::Tensor (or Parameter), borrowed from the object; raises TypeError for
+ * other classes, whose text begins with `name` where it is not NULL, and an index that is not
+ * negative. In the last, nil is NULL. */
+tddp_tensor *tddp_rb_tensor(VALUE object);
+tddp_tensor *tddp_rb_named_tensor(VALUE object, const char *name, long index);
+tddp_tensor *tddp_rb_tensor_or_null(VALUE object);
+
+/* A new empty Torch::Tensor; one that is assigned a tensor, nil for NULL; and an Array of those. */
+VALUE tddp_rb_fresh_tensor(void);
+VALUE tddp_rb_tensor_object(const tddp_tensor *from);
+VALUE tddp_rb_tensor_objects(tddp_tensor *const *from, size_t count);
+
+/* New objects with an Array's tensors; nil stays nil. */
+VALUE tddp_rb_fresh_tensors(VALUE array);
+
 /* --- operands.c ------------------------------------------------------------------------------ */
 
 /* A tensor's memory. Raises an error that begins with the argument's name if it isn't a buffer. */
 tddp_buffer tddp_rb_buffer(VALUE tensor, const char *name);
 
-/* The same; false if the tensor is strided, but not contiguous. */
-bool tddp_rb_contiguous(VALUE tensor, const char *name, tddp_buffer *buffer);
-
-/* The handles of an Array of tensors, in tddp_rb_scratch() memory; borrowed from the tensors. */
-tddp_tensor **tddp_rb_tensors(VALUE list, volatile VALUE *holder, size_t *count);
+/* The same; returns the handle, NULL if the tensor is strided, but not contiguous. */
+tddp_tensor *tddp_rb_contiguous(VALUE tensor, const char *name, tddp_buffer *buffer);
 
 /* The memory of an Array of tensors, in tddp_rb_scratch() memory; NULL and count 0 for nil. */
 tddp_buffer *tddp_rb_buffers(VALUE list, const char *name, volatile VALUE *holder, size_t *count);
@@ -183,13 +259,8 @@ tddp_dtype tddp_rb_dtype(VALUE symbol);
 
 /* --- tensor_bridge.cc ------------------------------------------------------------------------ */
 
-/* The tensor in a Torch::Tensor (or Parameter), borrowed from the object; raises TypeError for
- * other classes. */
-tddp_tensor *tddp_rb_tensor(VALUE object);
-
-/* A new empty Torch::Tensor, to be assigned; new ones that are assigned an Array's tensors. */
-VALUE tddp_rb_fresh_tensor(void);
-VALUE tddp_rb_fresh_tensors(VALUE array);
+/* The tensor in a Torch::Tensor (or Parameter), borrowed from the object; NULL if it has none. */
+tddp_tensor *tddp_rb_wrapped_tensor(VALUE object);
 
 /* Whether both handles refer to the same tensor. */
 bool tddp_rb_same_tensor(const tddp_tensor *a, const tddp_tensor *b);
@@ -212,40 +283,46 @@ int tddp_rb_num_threads(void);
 
 /* --- each file's classes and methods --------------------------------------------------------- */
 
-void tddp_rb_init_error(void);
-void tddp_rb_init_nogvl(void);
-void tddp_rb_init_store(void);
-void tddp_rb_init_store_kinds(VALUE store);
-void tddp_rb_init_meeting(void);
-void tddp_rb_init_group(void);
-void tddp_rb_init_collectives(VALUE group);
-void tddp_rb_init_operands(void);
-void tddp_rb_init_shared(VALUE group);
-void tddp_rb_init_work(void);
-void tddp_rb_init_ddp(void);
-void tddp_rb_init_optim(void);
-void tddp_rb_init_norm(void);
-void tddp_rb_init_autograd(void);
-void tddp_rb_init_weight_gradients(void);
-void tddp_rb_init_fsdp(void);
-void tddp_rb_init_parallel(void);
-void tddp_rb_init_ddp_queries(VALUE sync);
-void tddp_rb_init_callback(void);
-void tddp_rb_init_delegate(void);
-void tddp_rb_init_comm_hook(void);
-void tddp_rb_init_grad_bucket(void);
-void tddp_rb_init_checkpoint(void);
-void tddp_rb_init_backward(void);
-void tddp_rb_init_offload(void);
-void tddp_rb_init_function(void);
-void tddp_rb_init_recorder(void);
-void tddp_rb_init_trace(void);
-void tddp_rb_init_log(void);
-void tddp_rb_init_heap(void);
-void tddp_rb_init_memory_stats(void);
-void tddp_rb_init_tensor(void);
-void tddp_rb_init_rng(void);
-void tddp_rb_init_tensor_file(void);
+/* The files, in the order in which Init_ext() calls tddp_rb_init_FILE() of each. */
+#define TDDP_RB_FILES(X) \
+    X(error)             \
+    X(log)               \
+    X(nogvl)             \
+    X(tensors)           \
+    X(roots)             \
+    X(store)             \
+    X(store_kinds)       \
+    X(meeting)           \
+    X(group)             \
+    X(operands)          \
+    X(collectives)       \
+    X(shared)            \
+    X(delegate)          \
+    X(work)              \
+    X(comm_hook)         \
+    X(grad_bucket)       \
+    X(checkpoint)        \
+    X(backward)          \
+    X(offload)           \
+    X(function)          \
+    X(ddp)               \
+    X(ddp_queries)       \
+    X(optim)             \
+    X(norm)              \
+    X(autograd)          \
+    X(weight_gradients)  \
+    X(fsdp)              \
+    X(parallel)          \
+    X(recorder)          \
+    X(trace)             \
+    X(heap)              \
+    X(memory_stats)      \
+    X(rng)               \
+    X(tensor_file)
+
+#define TDDP_RB_DECLARE(file) void tddp_rb_init_##file(void);
+TDDP_RB_FILES(TDDP_RB_DECLARE)
+#undef TDDP_RB_DECLARE
 
 #ifdef __cplusplus
 }

@@ -57,11 +57,10 @@ static VALUE trace_span(VALUE self, VALUE lane, VALUE name, VALUE start, VALUE e
 
 void tddp_rb_init_trace(void)
 {
-    VALUE singleton = rb_singleton_class(tddp_rb_distributed);
-    rb_define_private_method(singleton, "_trace_open", trace_open, 2);
-    rb_define_private_method(singleton, "_trace_close", trace_close, 0);
-    rb_define_private_method(singleton, "_trace_pause", trace_pause, 1);
-    rb_define_private_method(singleton, "_trace_enabled?", trace_enabled, 0);
-    rb_define_private_method(singleton, "_trace_now", trace_now, 0);
-    rb_define_private_method(singleton, "_trace_span", trace_span, 5);
+    TDDP_RB_PRIVATE("_trace_open", trace_open, 2);
+    TDDP_RB_PRIVATE("_trace_close", trace_close, 0);
+    TDDP_RB_PRIVATE("_trace_pause", trace_pause, 1);
+    TDDP_RB_PRIVATE("_trace_enabled?", trace_enabled, 0);
+    TDDP_RB_PRIVATE("_trace_now", trace_now, 0);
+    TDDP_RB_PRIVATE("_trace_span", trace_span, 5);
 }

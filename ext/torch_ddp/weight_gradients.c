@@ -46,7 +46,6 @@ static VALUE gradients_defer(VALUE class)
 static VALUE gradients_run(VALUE self)
 {
     tddp_rb_check(tddp_weight_gradients_run(rb_check_typeddata(self, &gradients_type)));
-    RB_GC_GUARD(self);
     return Qnil;
 }
 

@@ -17,56 +17,19 @@ typedef struct operands {
 } operands;
 
 typedef struct work_handle {
+    tddp_rb_root root;  /* first: while the work may be pending */
     tddp_work *work;    /* NULL: a CombinedWork */
     operands *operands; /* NULL after completion */
-    VALUE self;
     /* the tensors' objects, or Arrays of them: only the object of a tensor that from_numo made
      * keeps the String with its memory */
     VALUE output, input;
-    struct work_handle *next;
-    struct work_handle **prev_next; /* what points here; NULL: not in pending_works */
 } work_handle;
 
-/* Works that may be pending. Guarded by the GVL. */
-static work_handle *pending_works;
-
-static void list_add(work_handle *handle)
+static tddp_rb_need work_need(const tddp_rb_root *root)
 {
-    handle->next = pending_works;
-    if (pending_works != NULL)
-        pending_works->prev_next = &handle->next;
-    handle->prev_next = &pending_works;
-    pending_works = handle;
+    const work_handle *handle = (const work_handle *)root;
+    return tddp_work_completed(handle->work) ? TDDP_RB_DONE : TDDP_RB_NEEDED;
 }
-
-static void list_remove(work_handle *handle)
-{
-    if (handle->prev_next == NULL)
-        return;
-    *handle->prev_next = handle->next;
-    if (handle->next != NULL)
-        handle->next->prev_next = handle->prev_next;
-    handle->prev_next = NULL;
-}
-
-/* The mark function of a garbage collector root. */
-static void mark_pending_works(void *nothing)
-{
-    (void)nothing;
-    for (work_handle *handle = pending_works, *next; handle != NULL; handle = next) {
-        next = handle->next;
-        if (tddp_work_completed(handle->work))
-            list_remove(handle);
-        else
-            rb_gc_mark(handle->self);
-    }
-}
-
-/* Not write-barrier protected, so that every minor collection marks it. */
-static const rb_data_type_t keeper_type = {
-    .wrap_struct_name = "pending works",
-    .function = {.dmark = mark_pending_works},
-};
 
 static void operands_free(void *data)
 {
@@ -133,7 +96,7 @@ static void work_mark(void *data)
 static void work_free(void *data)
 {
     work_handle *handle = data;
-    list_remove(handle);
+    tddp_rb_root_remove(&handle->root);
     if (handle->work != NULL)
         detach_work(handle->work, handle->operands);
     xfree(handle);
@@ -219,10 +182,10 @@ static VALUE work_object(tddp_work *work, VALUE output, VALUE input)
     VALUE self = TypedData_Make_Struct(work_class, work_handle, &work_type, handle);
     handle->work = work;
     handle->operands = held;
-    handle->self = self;
+    handle->root = (tddp_rb_root){.object = self, .need = work_need};
     RB_OBJ_WRITE(self, &handle->output, output);
     RB_OBJ_WRITE(self, &handle->input, input);
-    list_add(handle);
+    tddp_rb_root_add(&handle->root);
     return self;
 }
 
@@ -297,7 +260,7 @@ static void release_if_completed(work_handle *handle)
     handle->operands = NULL;
     operands_free(held);
     handle->output = handle->input = Qnil;
-    list_remove(handle);
+    tddp_rb_root_remove(&handle->root);
 }
 
 static VALUE wait_on(VALUE self, int64_t timeout_ms, bool by_host)
@@ -306,7 +269,7 @@ static VALUE wait_on(VALUE self, int64_t timeout_ms, bool by_host)
     tddp_rb_outcome outcome = wait_for(handle->work, timeout_ms, by_host);
     release_if_completed(handle);
     tddp_rb_raise_outcome(outcome);
-    RB_GC_GUARD(self);
+    RB_GC_GUARD(self); /* a hook's work is its alone */
     return Qtrue;
 }
 
@@ -358,7 +321,6 @@ void tddp_rb_init_work(void)
     work_class = rb_define_class_under(tddp_rb_distributed, "Work", rb_cObject);
     rb_global_variable(&work_class);
     rb_undef_alloc_func(work_class);
-    rb_gc_register_mark_object(TypedData_Wrap_Struct(rb_cObject, &keeper_type, &pending_works));
     rb_define_alloc_func(rb_define_class_under(tddp_rb_distributed, "CombinedWork", work_class),
                          work_allocate);
     rb_define_private_method(work_class, "_wait", work_wait, 1);

@@ -111,6 +111,9 @@ typedef struct tddp_bytes {
 /* Makes room for `more` bytes after `size`. */
 TDDP_NODISCARD tddp_status tddp_bytes_reserve(tddp_bytes *bytes, size_t more);
 TDDP_NODISCARD tddp_status tddp_bytes_append(tddp_bytes *bytes, const void *data, size_t size);
+/* As printf; a NUL follows, which does not count. */
+TDDP_NODISCARD tddp_status tddp_bytes_format(tddp_bytes *bytes, const char *format, ...)
+    TDDP_PRINTF(2, 3);
 /* Removes `size` bytes from the start. */
 void tddp_bytes_consume(tddp_bytes *bytes, size_t size);
 void tddp_bytes_free(tddp_bytes *bytes);
@@ -149,6 +152,9 @@ int tddp_core_limit(void);
 void tddp_cgroup_root(const char *root);
 
 /* --- json.c ---------------------------------------------------------------------------------- */
+
+/* The bytes of the UTF-8 character at `at`; 0 if it is none. */
+size_t tddp_utf8_length(const unsigned char *at);
 
 /* Appends a text in quotes, as JSON has it; bytes that are no UTF-8 become U+FFFD. */
 TDDP_NODISCARD tddp_status tddp_bytes_append_json(tddp_bytes *bytes, const char *text);

@@ -6,8 +6,7 @@
 
 #include "base/base.h"
 
-/* The length of a well-formed UTF-8 sequence, 0 if it is none. */
-static size_t sequence_length(const unsigned char *at)
+size_t tddp_utf8_length(const unsigned char *at)
 {
     size_t length = at[0] < 0x80                    ? 1
                     : at[0] >= 0xc2 && at[0] < 0xe0 ? 2
@@ -30,7 +29,7 @@ tddp_status tddp_bytes_append_json(tddp_bytes *bytes, const char *text)
     const unsigned char *at = (const unsigned char *)text;
     while (*at && status == TDDP_OK) {
         char escaped[8];
-        size_t length = sequence_length(at);
+        size_t length = tddp_utf8_length(at);
         if (length == 0) {
             /* Texts may be cut in the middle of a character, and names may be anything. */
             status = tddp_bytes_append(bytes, "\\ufffd", 6);

@@ -126,6 +126,22 @@ tddp_status tddp_bytes_append(tddp_bytes *bytes, const void *data, size_t size)
     return status;
 }
 
+tddp_status tddp_bytes_format(tddp_bytes *bytes, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(NULL, 0, format, arguments);
+    va_end(arguments);
+    tddp_status status = tddp_bytes_reserve(bytes, (size_t)length + 1);
+    if (status == TDDP_OK) {
+        va_start(arguments, format);
+        vsnprintf(bytes->data + bytes->size, (size_t)length + 1, format, arguments);
+        va_end(arguments);
+        bytes->size += (size_t)length;
+    }
+    return status;
+}
+
 void tddp_bytes_consume(tddp_bytes *bytes, size_t size)
 {
     bytes->size -= size;

@@ -15,21 +15,6 @@ static size_t control_length(const unsigned char *at)
     return (at[0] < 0x20 && !kept) || at[0] == 0x7f || (at[0] >= 0x80 && at[0] < 0xa0) ? 1 : 0;
 }
 
-/* The bytes of the character of several bytes at `at`; 1 if it is none. */
-static size_t character_length(const unsigned char *at)
-{
-    size_t length = at[0] >= 0xf0 && at[0] < 0xf5   ? 4
-                    : at[0] >= 0xe0 && at[0] < 0xf0 ? 3
-                    : at[0] >= 0xc2 && at[0] < 0xe0 ? 2
-                                                    : 1;
-    for (size_t i = 1; i < length; i++) {
-        if ((at[i] & 0xc0) != 0x80) {
-            return 1;
-        }
-    }
-    return length;
-}
-
 char *tddp_mask_controls(char *text)
 {
     const unsigned char *from = (const unsigned char *)text;
@@ -45,9 +30,10 @@ char *tddp_mask_controls(char *text)
             from += control;
             continue;
         }
-        for (size_t left = character_length(from); left > 0; left--) {
+        size_t left = tddp_utf8_length(from);
+        do {
             *to++ = (char)*from++;
-        }
+        } while (left-- > 1);
     }
     *to = '\0';
     return text;

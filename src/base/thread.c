@@ -53,18 +53,8 @@ tddp_status tddp_thread_start_sized(pthread_t *thread, const char *name, void *(
 
 tddp_status tddp_cond_init(pthread_cond_t *cond)
 {
-    pthread_condattr_t attributes;
-    int error = pthread_condattr_init(&attributes);
-    if (error) {
-        return tddp_fail(TDDP_SYSTEM, "pthread_condattr_init: %s", strerror(error));
-    }
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    error = pthread_cond_init(cond, &attributes);
-    (void)pthread_condattr_destroy(&attributes);
-    if (error) {
-        return tddp_fail(TDDP_SYSTEM, "pthread_cond_init: %s", strerror(error));
-    }
-    return TDDP_OK;
+    int error = pthread_cond_init(cond, NULL);
+    return error ? tddp_fail(TDDP_SYSTEM, "pthread_cond_init: %s", strerror(error)) : TDDP_OK;
 }
 
 bool tddp_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t deadline_ns)
@@ -73,5 +63,5 @@ bool tddp_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t 
         .tv_sec = (time_t)(deadline_ns / TDDP_NS_PER_S),
         .tv_nsec = (long)(deadline_ns % TDDP_NS_PER_S),
     };
-    return pthread_cond_timedwait(cond, mutex, &until) != ETIMEDOUT;
+    return pthread_cond_clockwait(cond, mutex, CLOCK_MONOTONIC, &until) != ETIMEDOUT;
 }

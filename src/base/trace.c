@@ -9,7 +9,6 @@
  * parent's.
  */
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +22,7 @@
 #include "base/host_name.h"
 #include "base/trace_parts.h"
 
-enum { ENOUGH_BYTES = 1 << 18, MOST_PENDING_BYTES = 1 << 25, NUMBERS_BYTES = 256 };
+enum { ENOUGH_BYTES = 1 << 18, MOST_PENDING_BYTES = 1 << 25 };
 
 static atomic_int enabled;
 static pthread_mutex_t life = PTHREAD_MUTEX_INITIALIZER;
@@ -83,44 +82,22 @@ static void prepare(void)
 
 /* --- events, as text ------------------------------------------------------------------------- */
 
-static tddp_status append(tddp_bytes *to, const char *text)
-{
-    return tddp_bytes_append(to, text, strlen(text));
-}
-
-/* Fields whose values need no escapes. */
-static tddp_status append_numbers(tddp_bytes *to, const char *format, ...) TDDP_PRINTF(2, 3);
-
-static tddp_status append_numbers(tddp_bytes *to, const char *format, ...)
-{
-    char text[NUMBERS_BYTES];
-    va_list arguments;
-    va_start(arguments, format);
-    (void)vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    return append(to, text);
-}
-
 /* Names of processes and rows are events as well. */
 static tddp_status append_row(tddp_bytes *to, const tddp_trace_place *place)
 {
     char name[128];
     (void)snprintf(name, sizeof name, place->row > 0 ? "%s (%d)" : "%s", place->lane,
                    place->row + 1);
-    tddp_status status = append_numbers(to,
-                                        ",\n{\"ph\": \"M\", \"pid\": %d, \"tid\": %d, \"name\": "
-                                        "\"thread_name\", \"args\": {\"name\": ",
-                                        trace.rank, place->thread);
-    if (status == TDDP_OK) {
-        status = tddp_bytes_append_json(to, name);
-    }
-    if (status == TDDP_OK) {
-        status = append_numbers(to,
-                                "}},\n{\"ph\": \"M\", \"pid\": %d, \"tid\": %d, \"name\": "
-                                "\"thread_sort_index\", \"args\": {\"sort_index\": %d}}",
-                                trace.rank, place->thread, place->thread);
-    }
-    return status;
+    tddp_status status = tddp_bytes_format(to,
+                                           ",\n{\"ph\": \"M\", \"pid\": %d, \"tid\": %d, \"name\": "
+                                           "\"thread_name\", \"args\": {\"name\": ",
+                                           trace.rank, place->thread);
+    status = status ? status : tddp_bytes_append_json(to, name);
+    return status ? status
+                  : tddp_bytes_format(to,
+                                      "}},\n{\"ph\": \"M\", \"pid\": %d, \"tid\": %d, \"name\": "
+                                      "\"thread_sort_index\", \"args\": {\"sort_index\": %d}}",
+                                      trace.rank, place->thread, place->thread);
 }
 
 static tddp_status append_span(tddp_bytes *to, const tddp_trace_place *place, const char *name,
@@ -128,27 +105,15 @@ static tddp_status append_span(tddp_bytes *to, const tddp_trace_place *place, co
 {
     int64_t lasted = end_ns - start_ns;
     tddp_status status =
-        append_numbers(to,
-                       ",\n{\"ph\": \"X\", \"pid\": %d, \"tid\": %d, \"ts\": %" PRId64
-                       ".%03d, \"dur\": %" PRId64 ".%03d, \"cat\": ",
-                       trace.rank, place->thread, start_ns / 1000, (int)(start_ns % 1000),
-                       lasted / 1000, (int)(lasted % 1000));
-    if (status == TDDP_OK) {
-        status = tddp_bytes_append_json(to, place->lane);
-    }
-    if (status == TDDP_OK) {
-        status = append(to, ", \"name\": ");
-    }
-    if (status == TDDP_OK) {
-        status = tddp_bytes_append_json(to, name);
-    }
-    if (status == TDDP_OK && args_json) {
-        status = append(to, ", \"args\": ");
-    }
-    if (status == TDDP_OK && args_json) {
-        status = append(to, args_json);
-    }
-    return status ? status : append(to, "}");
+        tddp_bytes_format(to,
+                          ",\n{\"ph\": \"X\", \"pid\": %d, \"tid\": %d, \"ts\": %" PRId64
+                          ".%03d, \"dur\": %" PRId64 ".%03d, \"cat\": ",
+                          trace.rank, place->thread, start_ns / 1000, (int)(start_ns % 1000),
+                          lasted / 1000, (int)(lasted % 1000));
+    status = status ? status : tddp_bytes_append_json(to, place->lane);
+    status = status ? status : tddp_bytes_format(to, ", \"name\": ");
+    status = status ? status : tddp_bytes_append_json(to, name);
+    return status ? status : tddp_bytes_format(to, args_json ? ", \"args\": %s}" : "}", args_json);
 }
 
 /* The offset of the wall clock from the monotonic one. */
@@ -164,32 +129,20 @@ static char *heading(int rank)
 {
     char host[TDDP_HOST_NAME_BYTES];
     tddp_bytes text = {0};
-    tddp_status status = append_numbers(
+    tddp_status status = tddp_bytes_format(
         &text,
         "{\"ph\": \"M\", \"pid\": %d, \"tid\": 0, \"name\": \"tddp\", \"args\": {\"rank\": %d, "
-        "\"version\": \"" TDDP_VERSION "\", \"wall_offset_ns\": %" PRId64,
-        rank, rank, wall_offset());
-    if (status == TDDP_OK) {
-        status = append_numbers(&text, ", \"pid\": %d, \"host\": ", (int)getpid());
-    }
-    if (status == TDDP_OK) {
-        status = tddp_bytes_append_json(&text, tddp_host_name(host));
-    }
-    if (status == TDDP_OK) {
-        status = append_numbers(&text,
-                                "}},\n{\"ph\": \"M\", \"pid\": %d, \"tid\": 0, \"name\": "
-                                "\"process_name\", \"args\": {\"name\": \"rank %d\"}}",
-                                rank, rank);
-    }
-    if (status == TDDP_OK) {
-        status = append_numbers(&text,
-                                ",\n{\"ph\": \"M\", \"pid\": %d, \"tid\": 0, \"name\": "
-                                "\"process_sort_index\", \"args\": {\"sort_index\": %d}}",
-                                rank, rank);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_bytes_append(&text, "", 1);
-    }
+        "\"version\": \"" TDDP_VERSION "\", \"wall_offset_ns\": %" PRId64
+        ", \"pid\": %d, \"host\": ",
+        rank, rank, wall_offset(), (int)getpid());
+    status = status ? status : tddp_bytes_append_json(&text, tddp_host_name(host));
+    status = status ? status
+                    : tddp_bytes_format(&text,
+                                        "}},\n{\"ph\": \"M\", \"pid\": %d, \"tid\": 0, \"name\": "
+                                        "\"process_name\", \"args\": {\"name\": \"rank %d\"}},\n"
+                                        "{\"ph\": \"M\", \"pid\": %d, \"tid\": 0, \"name\": "
+                                        "\"process_sort_index\", \"args\": {\"sort_index\": %d}}",
+                                        rank, rank, rank, rank);
     if (status) {
         tddp_bytes_free(&text);
     }
@@ -250,17 +203,13 @@ static tddp_status open_trace(const char *dir, int rank)
         status = tddp_trace_file_open(dir, rank, first, &known, &trace.file);
     }
     free(first);
-    if (status) {
-        free(trace.rows);
-        trace.rows = NULL;
-        return status;
+    if (status == TDDP_OK) {
+        free(known.path);
+        trace.rank = rank;
+        trace.ending = trace.failed = false;
+        trace.lost = 0;
+        status = tddp_thread_start(&trace.thread, "tddp-trace", write_all, NULL);
     }
-    free(known.path);
-    trace.rank = rank;
-    trace.ending = false;
-    trace.failed = false;
-    trace.lost = 0;
-    status = tddp_thread_start(&trace.thread, "tddp-trace", write_all, NULL);
     if (status) {
         tddp_trace_file_close(&trace.file);
         free(trace.rows);

@@ -120,16 +120,9 @@ static tddp_status begin(tddp_trace_file *file, const char *first)
 {
     tddp_bytes text = {0};
     tddp_status status = ftruncate(file->fd, 0) ? fail_file("empty", file->path) : TDDP_OK;
-    if (status == TDDP_OK) {
-        status = tddp_bytes_append(&text, "[\n", 2);
-    }
-    if (status == TDDP_OK) {
-        status = tddp_bytes_append(&text, first, strlen(first));
-    }
-    if (status == TDDP_OK) {
-        file->end = 0;
-        status = tddp_trace_file_append(file, &text);
-    }
+    status = status ? status : tddp_bytes_format(&text, "[\n%s", first);
+    file->end = 0;
+    status = status ? status : tddp_trace_file_append(file, &text);
     tddp_bytes_free(&text);
     return status;
 }

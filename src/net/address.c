@@ -3,96 +3,53 @@
  * block nor fail for reasons outside their arguments. resolve.c resolves names.
  */
 #include <arpa/inet.h>
-#include <net/if.h>
+#include <netdb.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/base.h"
 #include "net/net.h"
 
-static void make_v4(struct in_addr host, int port, tddp_net_address *out)
+/* With a scope where it has one, as of a link-local address: "fe80::1%eth0", "fe80::1%2". */
+static bool parse_v6(const char *host, int port, tddp_net_address *out)
 {
-    *out = (tddp_net_address){.length = sizeof out->of.v4};
-    out->of.v4.sin_family = AF_INET;
-    out->of.v4.sin_addr = host;
-    out->of.v4.sin_port = htons((uint16_t)port);
-}
-
-/* "eth0" or "2" after the percent sign of a link-local address. */
-static bool parse_scope(const char *text, uint32_t *out)
-{
-    int64_t number;
-    if (tddp_parse_int(text, 1, UINT32_MAX, &number)) {
-        *out = (uint32_t)number;
-        return true;
-    }
-    *out = if_nametoindex(text);
-    return *out != 0;
-}
-
-static bool parse_v6(const char *host, size_t length, int port, tddp_net_address *out)
-{
-    char text[INET6_ADDRSTRLEN + 1 + IF_NAMESIZE];
-    if (length >= sizeof text) {
-        return false;
-    }
-    memcpy(text, host, length);
-    text[length] = '\0';
-    struct in6_addr bytes;
-    uint32_t scope = 0;
-    char *percent = strchr(text, '%');
-    if (percent) {
-        *percent = '\0';
-        if (!parse_scope(percent + 1, &scope)) {
-            return false;
-        }
-    }
-    if (inet_pton(AF_INET6, text, &bytes) != 1) {
+    const struct addrinfo hints = {
+        .ai_flags = AI_NUMERICHOST, .ai_family = AF_INET6, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *found;
+    if (getaddrinfo(host, NULL, &hints, &found) != 0) {
         return false;
     }
     *out = (tddp_net_address){.length = sizeof out->of.v6};
-    out->of.v6.sin6_family = AF_INET6;
-    out->of.v6.sin6_addr = bytes;
+    memcpy(&out->of.v6, found->ai_addr, sizeof out->of.v6);
     out->of.v6.sin6_port = htons((uint16_t)port);
-    out->of.v6.sin6_scope_id = scope;
+    freeaddrinfo(found);
     return true;
 }
 
 bool tddp_net_parse(const char *host, int port, tddp_net_address *out)
 {
+    char inner[TDDP_NET_TEXT_BYTES];
     struct in_addr v4;
     if (inet_pton(AF_INET, host, &v4) == 1) {
-        make_v4(v4, port, out);
+        *out = (tddp_net_address){.length = sizeof out->of.v4};
+        out->of.v4.sin_family = AF_INET;
+        out->of.v4.sin_addr = v4;
+        out->of.v4.sin_port = htons((uint16_t)port);
         return true;
     }
     size_t length = strlen(host);
-    if (length > 2 && host[0] == '[' && host[length - 1] == ']') {
-        return parse_v6(host + 1, length - 2, port, out);
+    if (length < 3 || length >= sizeof inner || host[0] != '[' || host[length - 1] != ']') {
+        return strchr(host, ':') && parse_v6(host, port, out);
     }
-    return parse_v6(host, length, port, out);
+    (void)snprintf(inner, sizeof inner, "%.*s", (int)length - 2, host + 1);
+    return parse_v6(inner, port, out);
 }
 
 const char *tddp_net_host_text(const tddp_net_address *address, char text[TDDP_NET_TEXT_BYTES])
 {
-    char host[INET6_ADDRSTRLEN] = "";
-    if (address->of.any.sa_family == AF_INET) {
-        (void)inet_ntop(AF_INET, &address->of.v4.sin_addr, host, sizeof host);
-        snprintf(text, TDDP_NET_TEXT_BYTES, "%s", host);
-        return text;
-    }
-    if (address->of.any.sa_family != AF_INET6) {
-        snprintf(text, TDDP_NET_TEXT_BYTES, "(no address)");
-        return text;
-    }
-    (void)inet_ntop(AF_INET6, &address->of.v6.sin6_addr, host, sizeof host);
-    char scope[IF_NAMESIZE];
-    uint32_t index = address->of.v6.sin6_scope_id;
-    if (index && if_indextoname(index, scope)) {
-        snprintf(text, TDDP_NET_TEXT_BYTES, "%s%%%s", host, scope);
-    } else if (index) {
-        snprintf(text, TDDP_NET_TEXT_BYTES, "%s%%%u", host, index);
-    } else {
-        snprintf(text, TDDP_NET_TEXT_BYTES, "%s", host);
+    if (getnameinfo(&address->of.any, address->length, text, TDDP_NET_TEXT_BYTES, NULL, 0,
+                    NI_NUMERICHOST) != 0) {
+        (void)snprintf(text, TDDP_NET_TEXT_BYTES, "(no address)");
     }
     return text;
 }

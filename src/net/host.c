@@ -4,61 +4,33 @@
  * may be moved to another network namespace.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <ifaddrs.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/scan_file.h"
 #include "net/net.h"
-
-enum { BOOT_ID_BYTES = 36 };
-
-static tddp_status read_boot_id(char text[BOOT_ID_BYTES + 1])
-{
-    int fd;
-    do {
-        fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    } while (fd < 0 && errno == EINTR);
-    if (fd < 0) {
-        return tddp_fail_errno("/proc/sys/kernel/random/boot_id");
-    }
-    size_t size = 0;
-    ssize_t got = 1;
-    while (size < BOOT_ID_BYTES && (got > 0 || (got < 0 && errno == EINTR))) {
-        got = read(fd, text + size, BOOT_ID_BYTES - size);
-        size += got > 0 ? (size_t)got : 0;
-    }
-    tddp_status status = size == BOOT_ID_BYTES ? TDDP_OK
-                                               : tddp_fail(TDDP_SYSTEM,
-                                                           "the kernel's boot id has "
-                                                           "%zu bytes, expected %d",
-                                                           size, BOOT_ID_BYTES);
-    tddp_close(fd);
-    text[BOOT_ID_BYTES] = '\0';
-    return status;
-}
 
 tddp_status tddp_net_host_id(char text[TDDP_NET_HOST_ID_BYTES])
 {
-    char boot_id[BOOT_ID_BYTES + 1];
-    tddp_status status = read_boot_id(boot_id);
-    if (status) {
-        return status;
-    }
+    static const char path[] = "/proc/sys/kernel/random/boot_id";
+    static const uint64_t key[2] = {0, 0}; /* the same in all processes */
+    char boot_id[37] = "";
     struct stat namespace;
+    if (!tddp_scan_file(path, "%36s", boot_id) || strlen(boot_id) != sizeof boot_id - 1) {
+        return tddp_fail(TDDP_SYSTEM, "%s: expected the kernel's boot id, got \"%s\"", path,
+                         boot_id);
+    }
     if (stat("/proc/self/ns/net", &namespace)) {
         return tddp_fail_errno("/proc/self/ns/net");
     }
-    char name[BOOT_ID_BYTES + 32];
-    unsigned char digest[TDDP_SHA256_BYTES];
+    char name[sizeof boot_id + 32];
     snprintf(name, sizeof name, "%s/%llu", boot_id, (unsigned long long)namespace.st_ino);
-    tddp_sha256(name, strlen(name), digest);
-    for (int i = 0; i < (TDDP_NET_HOST_ID_BYTES - 1) / 2; i++) {
-        snprintf(text + 2 * i, 3, "%02x", digest[i]);
-    }
+    snprintf(text, TDDP_NET_HOST_ID_BYTES, "%016" PRIx64, tddp_siphash(key, name, strlen(name)));
     return TDDP_OK;
 }
 

@@ -36,8 +36,8 @@ module Torch
 
       # @api private
       # @return [CombinedWork, nil] all-reduces of one kind
-      def _reduce_together(tensors, number, factor, group)
-        into_list("tensor", tensors) { |memories| group._all_reduce_coalesced(memories, number, factor, true) }
+      def _reduce_together(tensors, op, group)
+        into_list("tensor", tensors) { |memories| group._all_reduce_coalesced(memories, op, true) }
       end
     end
 
@@ -51,13 +51,14 @@ module Torch
       class << self
         # @return [Batch, nil] the one that operations on this group belong to, on this thread
         def of(group)
-          batches = Thread.current[KEY]
+          batches = Thread.current[KEY] if @used
           batches && batches[group]
         end
 
         # @yield calls operations
         # @return [CombinedWork] theirs
         def collect(group, distributed)
+          @used = true # before, no thread has any
           batches = Thread.current[KEY] ||= {}.compare_by_identity
           if batches.key?(group)
             raise GroupError, "coalescing_manager: expected to be called outside of its own block, but this thread is in one for #{group.inspect}"
@@ -100,15 +101,16 @@ module Torch
 
       # Leaves an all-reduce for later, to be carried out with those like it that come next.
       # @return [nil]
-      def reduce(tensor, number, factor)
+      def reduce(tensor, op)
         @distributed._check_operand("tensor", tensor)
-        kind = [number, factor, tensor.dtype, @distributed._device_name(tensor.device)]
+        kind = [ReduceOp.resolve(op), tensor.dtype, @distributed._device_name(tensor.device)]
         span = @distributed._span(tensor)
         settle if span.nil? || @copied
         begin_messages
         launch unless @kind == kind && @spans.all? { |other| apart?(other, span) }
         @copied = span.nil?
         @kind = kind
+        @op = op
         @waiting << tensor
         @spans << span
         nil
@@ -155,8 +157,7 @@ module Torch
         @spans = []
         return if tensors.empty?
 
-        number, factor = @kind
-        post(@distributed._reduce_together(tensors, number, factor, @group)._writes(tensors))
+        post(@distributed._reduce_together(tensors, @op, @group)._writes(tensors))
       end
     end
     private_constant :Batch

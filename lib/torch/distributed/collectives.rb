@@ -20,10 +20,9 @@ module Torch
       # @return [Torch::Tensor, Work, nil] the tensor; with `async_op` a handle; nil on a process that is not in the group
       def all_reduce(tensor, op: ReduceOp::SUM, group: nil, async_op: false)
         perform("all_reduce", group, async_op, tensor, tensor) do |members, async, batch|
-          number, factor = ReduceOp.resolve(op)
-          next batch.reduce(tensor, number, factor) if batch
+          next batch.reduce(tensor, op) if batch
 
-          into("tensor", tensor) { |memory| members._all_reduce(memory, number, factor, async) }
+          into("tensor", tensor) { |memory| members._all_reduce(memory, op, async) }
         end
       end
 
@@ -34,9 +33,8 @@ module Torch
       # @see #all_reduce for the other arguments
       def all_reduce_coalesced(tensors, op: ReduceOp::SUM, group: nil, async_op: false)
         perform("all_reduce_coalesced", group, async_op, tensors) do |members, async|
-          number, factor = ReduceOp.resolve(op)
           check_tensors("tensors", tensors)
-          into_list("tensors", tensors) { |memories| members._all_reduce_coalesced(memories, number, factor, async) }
+          into_list("tensors", tensors) { |memories| members._all_reduce_coalesced(memories, op, async) }
         end
       end
 
@@ -49,8 +47,7 @@ module Torch
       def reduce(tensor, dst: nil, op: ReduceOp::SUM, group: nil, async_op: false, group_dst: nil)
         perform("reduce", group, async_op, tensor, tensor) do |members, async|
           root = rank_in_group(members, "dst", dst, group_dst)
-          number, factor = ReduceOp.resolve(op)
-          into("tensor", tensor) { |memory| members._reduce(memory, root, number, factor, async) }
+          into("tensor", tensor) { |memory| members._reduce(memory, root, op, async) }
         end
       end
 

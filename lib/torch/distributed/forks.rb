@@ -17,11 +17,11 @@ module Torch
 
       # Of `fork`, `Process.fork` and `IO.popen("-")`.
       def _fork
-        Forks.copying { super }
+        Forks.copying { super }.tap { |child| Distributed.send(:leave_to_parent) if child.zero? }
       end
 
       def daemon(...)
-        Forks.copying { super }
+        Forks.copying { super }.tap { Distributed.send(:leave_to_parent) }
       end
 
       ProcessGroup._copy_in_forks(false)

@@ -16,9 +16,9 @@ module Torch
       STALE_PAUSE = 0.02
       private_constant :DRAIN, :FAILED_DRAIN, :EXIT_DRAIN, :STALE_STORES, :STALE_PAUSE
 
-      # The default group, the process that made it, the store that ends with it, the GPU it was given, and the groups
-      # made in it since, which are kept here: one that the collector took would fail the others' operations.
-      Default = Struct.new(:group, :pid, :store, :device_id, :others)
+      # The default group, the store that ends with it, the GPU it was given, and the groups made in it since, which are
+      # kept here: one that the collector took would fail the others' operations.
+      Default = Struct.new(:group, :store, :device_id, :others)
       LOCK = Mutex.new
       private_constant :Default, :LOCK
 
@@ -30,7 +30,7 @@ module Torch
 
       # @return [Boolean] whether this process has a default process group
       def initialized?
-        !default_here.nil?
+        !@default.nil?
       end
       alias_method :is_initialized?, :initialized?
 
@@ -95,8 +95,9 @@ module Torch
           Rendezvous.meet(init_method, store: store, rank: rank, world_size: world_size,
             timeout: timeout, wait_for_workers: wait_for_workers)
         end
-        @default = Default.new(group, Process.pid, place.owned ? place.store : nil, device_id, [])
+        @default = Default.new(group, place.owned ? place.store : nil, device_id, [])
         @entered_pid = Process.pid
+        @inherited_from = nil
         destroy_at_exit
         dump_on_signal
         open_trace(group.rank)
@@ -115,7 +116,7 @@ module Torch
       def destroy_process_group(group = nil)
         return if GroupMember::NON_GROUP_MEMBER.equal?(group)
 
-        default = default_here
+        default = @default
         error = TorchDDP::PassingError.failure
         drain = error ? FAILED_DRAIN : DRAIN
         if group.nil? || GroupMember::WORLD.equal?(group) || group.equal?(default&.group)
@@ -137,7 +138,7 @@ module Torch
 
       # @return [ProcessGroup, nil]
       def default_process_group
-        default_here&.group
+        @default&.group
       end
 
       # @param group [ProcessGroup, nil] nil: the default group
@@ -180,7 +181,7 @@ module Torch
 
       # @return [Integer] how many groups this process is in, the default one among them
       def get_pg_count
-        default = default_here
+        default = @default
         default ? 1 + LOCK.synchronize { default.others.size } : 0
       end
 
@@ -211,22 +212,25 @@ module Torch
       def run_within(group)
         yield group
       ensure
-        destroy_process_group if group.equal?(default_here&.group)
+        destroy_process_group if group.equal?(@default&.group)
       end
 
-      # A group that was made before a fork belongs to the parent.
-      def default_here
-        @default if @default && @default.pid == Process.pid
+      # In a forked child: the groups that were made before belong to the parent.
+      def leave_to_parent
+        @inherited_from = @entered_pid if @default
+        @default = nil
       end
 
       def group_or_default(group)
+        default = @default
+        return default.group if group.nil? && default
         return group if group.is_a?(ProcessGroup)
         unless group.nil? || GroupMember::WORLD.equal?(group)
           raise TypeError, "group: expected a Torch::Distributed::ProcessGroup or nil, got #{group.inspect}"
         end
 
-        default_process_group || raise(GroupError, @default ?
-          "the default process group was made before a fork, in process #{@default.pid}: call init_process_group in this process" :
+        default&.group || raise(GroupError, @inherited_from ?
+          "the default process group was made before a fork, in process #{@inherited_from}: call init_process_group in this process" :
           "the default process group is not initialized: call Torch::Distributed.init_process_group first")
       end
 
@@ -281,7 +285,7 @@ module Torch
       end
 
       def forget(group)
-        LOCK.synchronize { default_here&.others&.delete_if { |other| other.equal?(group) } }
+        LOCK.synchronize { @default&.others&.delete_if { |other| other.equal?(group) } }
       end
 
       # All groups, those made last first. They share the time. `error` is what ends this rank's part, if anything does.
@@ -309,7 +313,7 @@ module Torch
 
       # What ends a process that runs no handlers of its exit.
       def leave_at(error)
-        default = default_here
+        default = @default
         @default = nil
         close(default, 0, error) if default
       rescue Error => e
@@ -335,7 +339,7 @@ module Torch
 
         @exit_pid = Process.pid
         at_exit do
-          default = default_here
+          default = @default
           # A launcher ends the others when a process has failed: what they were in is news as well.
           try_to_dump if default && $!.is_a?(SignalException)
           @default = nil

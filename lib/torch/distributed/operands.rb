@@ -32,10 +32,9 @@ module Torch
         raise TypeError, "#{name}: expected a Torch::Tensor, got #{tensor.inspect} (#{tensor.class})"
       end
 
-      # Yields memory in one piece for a tensor that is written: itself, or, where the extension answers that it is
-      # not contiguous, a copy that is copied back once the operation is done.
+      # Yields memory in one piece for a tensor that is written: itself, which the extension checks, or, where that
+      # answers that it is not contiguous, a copy that is copied back once the operation is done.
       def into(name, tensor)
-        check_tensor(name, tensor)
         result = yield(tensor)
         return result unless :apart.equal?(result)
 

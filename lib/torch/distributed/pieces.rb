@@ -133,10 +133,9 @@ module Torch
       # @see Collectives#all_reduce for `op`
       def reduce_scatter(output, input_list, op: ReduceOp::SUM, group: nil, async_op: false)
         perform("reduce_scatter", group, async_op, output) do |members, async|
-          number, factor = ReduceOp.resolve(op)
           check_list("input_list", input_list, members, "output", output)
           inputs = from_list(input_list)
-          into("output", output) { |memory| members._reduce_scatter_list(memory, inputs, number, factor, async) }
+          into("output", output) { |memory| members._reduce_scatter_list(memory, inputs, op, async) }
         end
       end
 
@@ -148,9 +147,8 @@ module Torch
       # @see Collectives#all_reduce for `op`
       def reduce_scatter_tensor(output, input, op: ReduceOp::SUM, group: nil, async_op: false)
         perform("reduce_scatter_tensor", group, async_op, output) do |members, async|
-          number, factor = ReduceOp.resolve(op)
           input = from("input", input)
-          into("output", output) { |memory| members._reduce_scatter(memory, input, number, factor, async) }
+          into("output", output) { |memory| members._reduce_scatter(memory, input, op, async) }
         end
       end
       alias_method :reduce_scatter_single, :reduce_scatter_tensor

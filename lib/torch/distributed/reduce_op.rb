@@ -10,7 +10,11 @@ module Torch
 
       # Other names that PyTorch and habit give to operations.
       ALIASES = {"prod" => "PRODUCT", "mean" => "AVG", "average" => "AVG"}.freeze
-      private_constant :ALIASES
+
+      # The constants' numbers by their names, and what {.resolve} answers for those that need no factor.
+      NUMBERS = constants.to_h { |name| [name.to_s, const_get(name)] }.select { |_, number| number.is_a?(Integer) }.freeze
+      PLAIN = (NUMBERS.values - [PREMUL_SUM]).to_h { |number| [number, [number, 0.0].freeze] }.freeze
+      private_constant :ALIASES, :NUMBERS, :PLAIN
 
       class << self
         # @param factor [Numeric] what this rank's values are multiplied by before they are added; it may differ between
@@ -25,29 +29,21 @@ module Torch
         # @api private
         # @return [Array(Integer, Float)] the operation's number and the factor of PREMUL_SUM
         def resolve(op)
-          return [PREMUL_SUM, op.factor] if op.is_a?(PremulSum)
-
-          number = op.is_a?(Integer) ? op : number_of(op)
-          unless number&.between?(SUM, PREMUL_SUM)
-            raise ArgumentError, "op: expected one of #{names.map { |name| ":#{name.downcase}" }.join(", ")} " \
-              "or a constant of ReduceOp, got #{op.inspect}"
-          end
-          raise ArgumentError, "op: PREMUL_SUM needs its factor: ReduceOp.premul_sum(0.5)" if number == PREMUL_SUM
-
-          [number, 0.0]
+          PLAIN[op] || PLAIN[number_of(op)] || with_factor(op)
         end
 
         private
 
-        def names
-          constants.select { |name| const_get(name).is_a?(Integer) }.sort_by { |name| const_get(name) }
+        def number_of(op)
+          NUMBERS[ALIASES.fetch(op.to_s.downcase, op.to_s.upcase)] if op.is_a?(Symbol) || op.is_a?(String)
         end
 
-        def number_of(op)
-          return unless op.is_a?(Symbol) || op.is_a?(String)
+        def with_factor(op)
+          return [PREMUL_SUM, op.factor] if op.is_a?(PremulSum)
+          raise ArgumentError, "op: PREMUL_SUM needs its factor: ReduceOp.premul_sum(0.5)" if [op, number_of(op)].include?(PREMUL_SUM)
 
-          name = ALIASES.fetch(op.to_s.downcase, op.to_s.upcase)
-          const_get(name) if names.include?(name.to_sym)
+          raise ArgumentError, "op: expected one of #{NUMBERS.sort_by(&:last).map { |name, _| ":#{name.downcase}" }.join(", ")} " \
+            "or a constant of ReduceOp, got #{op.inspect}"
         end
       end
     end

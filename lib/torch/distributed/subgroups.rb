@@ -143,7 +143,7 @@ module Torch
           return GroupMember::NON_GROUP_MEMBER
         end
 
-        default = default_here
+        default = @default
         index = device_index(default.device_id, rank, default.group.size) if backend.include?("nccl")
         Backend._serve(backend)
         group = ProcessGroup._create(backend, name, store, place, ranks.size, timeout, index, !default.device_id.nil?, parent,
