@@ -81,7 +81,6 @@ static VALUE sync_batch_norm(VALUE self, VALUE output, VALUE input, VALUE group,
     tddp_group *shared = tddp_rb_group(group);
     begin_forward(shared);
     end_forward(shared, tddp_sync_batch_norm(shared, batch, &opts, result));
-    (void)self;
     return output;
 }
 
@@ -132,7 +131,6 @@ static VALUE collective(VALUE self, VALUE input, VALUE group, VALUE map, VALUE g
     tddp_tensor *result = tddp_rb_tensor(output);
     begin_forward(shared);
     end_forward(shared, tddp_collective(shared, tensor, &opts, result));
-    (void)self;
     return output;
 }
 
@@ -144,7 +142,6 @@ static VALUE average_gradient(VALUE self, VALUE tensor, VALUE group, VALUE divis
     const tddp_tensor *leaf = tddp_rb_tensor(tensor);
     tddp_rb_check(tddp_average_gradient(shared, leaf, NUM2DBL(divisor),
                                         tddp_rb_blocking_in_backward, &number));
-    (void)self;
     return UINT2NUM(number);
 }
 
@@ -158,7 +155,6 @@ static VALUE cross_entropy_graph(VALUE self, VALUE losses, VALUE logits, VALUE g
                                            tddp_rb_tensor(shares), tddp_rb_tensor(places),
                                            tddp_rb_tensor(ones), tddp_rb_blocking_in_backward,
                                            tddp_rb_tensor(losses)));
-    (void)self;
     return losses;
 }
 
@@ -192,7 +188,6 @@ static VALUE linear(VALUE self, VALUE input, VALUE weight, VALUE bias, VALUE gro
     tddp_tensor *result = tddp_rb_tensor(output);
     begin_forward(opts.group);
     end_forward(opts.group, tddp_linear(x, w, b, &opts, result));
-    (void)self;
     return output;
 }
 

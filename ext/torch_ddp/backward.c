@@ -14,7 +14,6 @@ static VALUE backward(VALUE self, VALUE tensors, VALUE grads)
     size_t count, grad_count;
     tddp_tensor **roots = tddp_rb_tensors(tensors, &root_memory, &count);
     tddp_tensor **with = tddp_rb_tensors(grads, &grad_memory, &grad_count);
-    (void)self;
     if (count != grad_count)
         rb_raise(rb_eArgError, "expected %zu gradients, one for each tensor, got %zu", count,
                  grad_count);
@@ -27,7 +26,6 @@ static VALUE backward(VALUE self, VALUE tensors, VALUE grads)
  * is none of this library's, or what Ruby code raised within backward, which is its cause. */
 static VALUE failure(VALUE self, VALUE text)
 {
-    (void)self;
     const char *message = StringValueCStr(text);
     tddp_status status = tddp_failure_status(message);
     if (status == TDDP_OK || status == TDDP_INTERNAL)
@@ -38,7 +36,6 @@ static VALUE failure(VALUE self, VALUE text)
 /* _same_tensors(tensors): other objects with the same tensors, graph included. */
 static VALUE same_tensors(VALUE self, VALUE tensors)
 {
-    (void)self;
     return tddp_rb_fresh_tensors(tensors);
 }
 
@@ -51,7 +48,6 @@ static VALUE release_tensors(VALUE self, VALUE tensors)
     tddp_tensor **handles = tddp_rb_tensors(tensors, &memory, &count);
     for (size_t i = 0; i < count; i++)
         tddp_tensor_reset(handles[i]);
-    (void)self;
     return Qnil;
 }
 

@@ -34,7 +34,6 @@ static tddp_delegate_request *request_of(VALUE self)
 
 static VALUE backend_register(VALUE class, VALUE name)
 {
-    (void)class;
     tddp_rb_check(tddp_delegate_register(StringValueCStr(name)));
     return Qnil;
 }
@@ -42,7 +41,6 @@ static VALUE backend_register(VALUE class, VALUE name)
 /* The descriptor that is readable while there are requests. */
 static VALUE backend_start(VALUE class)
 {
-    (void)class;
     int fd;
     tddp_rb_check(tddp_delegate_start(&fd));
     return INT2NUM(fd);
@@ -51,7 +49,6 @@ static VALUE backend_start(VALUE class)
 /* The next request, or nil. */
 static VALUE backend_next(VALUE class)
 {
-    (void)class;
     VALUE self = TypedData_Wrap_Struct(request_class, &request_type, NULL);
     tddp_delegate_request *request = tddp_delegate_next();
     if (request == NULL)

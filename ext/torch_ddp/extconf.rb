@@ -174,7 +174,8 @@ end
 
 $INCFLAGS << " -I#{tddp}/include" << system_includes.map { |dir| " -isystem #{dir}" }.join
 strict = " -Werror" if enable_config("werror")
-$CFLAGS << " -std=gnu11 -Wall -Wextra -fvisibility=hidden#{strict}"
+# Ruby gives every method its receiver, which many don't need.
+$CFLAGS << " -std=gnu11 -Wall -Wextra -Wno-unused-parameter -fvisibility=hidden#{strict}"
 # Ruby's header includes <cstdbool>, of which gcc 16 warns although it is a system header's.
 $CXXFLAGS << " -std=c++#{libtorch.cxx_standard} -D_GLIBCXX_USE_CXX11_ABI=1 -Wno-deprecated-declarations -Wno-cpp -fvisibility=hidden#{strict}"
 # RubyGems copies the library into its folder of extensions, so it finds libtddp both beside itself and where it

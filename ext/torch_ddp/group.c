@@ -221,7 +221,6 @@ static VALUE group_set_timeout(VALUE self, VALUE seconds)
 /* Loads the backends of a name. Raises if one isn't available. */
 static VALUE find_backend(VALUE class, VALUE name)
 {
-    (void)class;
     const tddp_backend_v1 *backends[TDDP_DEVICE_TYPES];
     tddp_rb_check(tddp_backends_find(StringValueCStr(name), backends));
     return Qtrue;

@@ -8,14 +8,12 @@
 
 static VALUE heap_keep(VALUE self)
 {
-    (void)self;
     return tddp_heap_keep() ? Qtrue : Qfalse;
 }
 
 /* _heap_in_use → bytes, or nil if unknown */
 static VALUE heap_in_use(VALUE self)
 {
-    (void)self;
     int64_t bytes = tddp_heap_in_use();
     return bytes < 0 ? Qnil : LL2NUM(bytes);
 }

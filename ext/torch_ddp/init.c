@@ -104,7 +104,6 @@ static VALUE set_num_threads(VALUE self, VALUE count)
 
 static VALUE num_threads(VALUE self)
 {
-    (void)self;
     return INT2NUM(tddp_rb_num_threads());
 }
 

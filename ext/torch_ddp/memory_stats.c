@@ -10,14 +10,12 @@
 
 static VALUE track_tensors(VALUE self)
 {
-    (void)self;
     tddp_rb_check(tddp_track_tensors());
     return Qnil;
 }
 
 static VALUE memory_stats(VALUE self, VALUE index)
 {
-    (void)self;
     const int device = NUM2INT(index);
     tddp_memory_stats stats = tddp_memory_stats_get();
     if (device >= 0)
@@ -28,7 +26,6 @@ static VALUE memory_stats(VALUE self, VALUE index)
 
 static VALUE reset_peak(VALUE self, VALUE index)
 {
-    (void)self;
     const int device = NUM2INT(index);
     if (device < 0)
         tddp_memory_reset_peak();
@@ -39,14 +36,12 @@ static VALUE reset_peak(VALUE self, VALUE index)
 
 static VALUE empty_cache(VALUE self)
 {
-    (void)self;
     tddp_rb_check(tddp_device_memory_empty_cache());
     return Qnil;
 }
 
 static VALUE set_device(VALUE self, VALUE index)
 {
-    (void)self;
     tddp_rb_check(tddp_torch_set_device(NUM2INT(index)));
     return Qnil;
 }

@@ -54,7 +54,6 @@ static VALUE norm_of(norm_call call, VALUE list, VALUE group)
 /* _total_norm(tensors, norm_type, group or nil) → Float */
 static VALUE total_norm(VALUE self, VALUE tensors, VALUE order, VALUE group)
 {
-    (void)self;
     return norm_of((norm_call){.order = NUM2DBL(order)}, tensors, group);
 }
 
@@ -66,7 +65,6 @@ static VALUE clip_grad_norm(VALUE self, VALUE params, VALUE max_norm, VALUE orde
                       .order = NUM2DBL(order),
                       .error_if_nonfinite = RTEST(error),
                       .of_gradients = 1};
-    (void)self;
     return norm_of(call, params, group);
 }
 
@@ -115,7 +113,6 @@ static VALUE unscale_gradients(VALUE self, VALUE params, VALUE factor, VALUE gro
     unscale_call call = {.factor = NUM2DBL(factor), .group = tddp_rb_group_or_null(group)};
     call.params = tensors_of(params, &memory, &call.count);
     tddp_rb_raise_outcome(run_over(call.group, body_unscale, &call));
-    (void)self;
     if (call.found == TDDP_GRADIENTS_NONE)
         return Qnil;
     return call.found == TDDP_GRADIENTS_FINITE ? Qtrue : Qfalse;

@@ -22,7 +22,6 @@ static VALUE end(VALUE data)
 /* _save_on_cpu(pin_memory) { }: the block's value. */
 static VALUE save_on_cpu(VALUE self, VALUE pin_memory)
 {
-    (void)self;
     tddp_rb_check(tddp_save_on_cpu_begin(RTEST(pin_memory)));
     return rb_ensure(yield, Qnil, end, Qnil);
 }
@@ -30,7 +29,6 @@ static VALUE save_on_cpu(VALUE self, VALUE pin_memory)
 /* _saved_on_cpu: [tensors, bytes] */
 static VALUE saved_on_cpu(VALUE self)
 {
-    (void)self;
     const tddp_saved_on_cpu now = tddp_saved_on_cpu_now();
     return rb_ary_new_from_args(2, SIZET2NUM(now.tensors), SIZET2NUM(now.bytes));
 }

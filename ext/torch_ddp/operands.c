@@ -144,7 +144,6 @@ const char *tddp_rb_description(VALUE operand, VALUE *text)
 
 static VALUE set_detail(VALUE self, VALUE wanted)
 {
-    (void)self;
     detail = RTEST(wanted);
     return wanted;
 }
@@ -154,7 +153,6 @@ static VALUE set_detail(VALUE self, VALUE wanted)
  * take it. */
 static VALUE memory_form(VALUE self, VALUE tensor)
 {
-    (void)self;
     switch (tddp_rb_tensor_form(tddp_rb_tensor(tensor))) {
     case TDDP_RB_FORM_APART:
         return ID2SYM(rb_intern("apart"));
@@ -168,7 +166,6 @@ static VALUE memory_form(VALUE self, VALUE tensor)
 /* Says at once what libtddp would say of this tensor's memory. */
 static VALUE check_memory(VALUE self, VALUE name, VALUE tensor)
 {
-    (void)self;
     tddp_rb_buffer(tensor, StringValueCStr(name));
     return Qnil;
 }
@@ -177,7 +174,6 @@ static VALUE check_memory(VALUE self, VALUE name, VALUE tensor)
 
 static VALUE bytes_of(VALUE self, VALUE tensor)
 {
-    (void)self;
     tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
     VALUE bytes = rb_str_new(NULL, (long)(buffer.count * tddp_dtype_size(buffer.dtype)));
     if (buffer.count > 0)
@@ -187,7 +183,6 @@ static VALUE bytes_of(VALUE self, VALUE tensor)
 
 static VALUE set_bytes(VALUE self, VALUE tensor, VALUE bytes)
 {
-    (void)self;
     tddp_buffer buffer = tddp_rb_buffer(tensor, "tensor");
     StringValue(bytes);
     size_t size = buffer.count * tddp_dtype_size(buffer.dtype);
@@ -202,7 +197,6 @@ static VALUE set_bytes(VALUE self, VALUE tensor, VALUE bytes)
 /* Of memory that is written through another tensor. */
 static VALUE written(VALUE self, VALUE tensors)
 {
-    (void)self;
     tddp_rb_written(tensors);
     return Qnil;
 }
@@ -210,7 +204,6 @@ static VALUE written(VALUE self, VALUE tensors)
 /* Where a tensor's elements lie: address and bytes; nil if they are not in one piece. */
 static VALUE span(VALUE self, VALUE tensor)
 {
-    (void)self;
     tddp_buffer buffer;
     if (tddp_tensor_buffer(tddp_rb_tensor(tensor), &buffer) != TDDP_OK)
         return Qnil;
@@ -221,7 +214,6 @@ static VALUE span(VALUE self, VALUE tensor)
 /* Whether an object consists of a C library's data, into which Ruby can't look. */
 static VALUE is_native(VALUE self, VALUE object)
 {
-    (void)self;
     const bool native =
         !RB_SPECIAL_CONST_P(object) && (RB_TYPE_P(object, T_DATA) || RB_TYPE_P(object, T_FILE));
     return native ? Qtrue : Qfalse;

@@ -207,14 +207,12 @@ static VALUE take_step(VALUE groups, VALUE state, bool is_adam, bool decoupled)
 /* _sgd_step(param_groups, state) */
 static VALUE sgd_step(VALUE self, VALUE groups, VALUE state)
 {
-    (void)self;
     return take_step(groups, state, false, false);
 }
 
 /* _adam_step(param_groups, state, decoupled) */
 static VALUE adam_step(VALUE self, VALUE groups, VALUE state, VALUE decoupled)
 {
-    (void)self;
     return take_step(groups, state, true, RTEST(decoupled));
 }
 

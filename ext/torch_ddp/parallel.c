@@ -43,7 +43,6 @@ static VALUE replicate(VALUE self, VALUE tensors, VALUE devices, VALUE outputs, 
 /* _fresh_tensors(count) → Array; faster than a call of torch-rb for each. */
 static VALUE fresh_tensors(VALUE self, VALUE count)
 {
-    (void)self;
     VALUE torch = rb_path2class("Torch");
     VALUE all = rb_funcall(torch, rb_intern("empty"), 2, count, INT2FIX(0));
     return rb_funcall(all, rb_intern("unbind"), 0);

@@ -19,7 +19,6 @@ static tddp_status body_dump(void *data, const tddp_wait *wait)
 /* _dump_flight_recorder(prefix or nil) → number of files */
 static VALUE dump_all(VALUE self, VALUE prefix)
 {
-    (void)self;
     dump_call call = {NULL, 0};
     if (!NIL_P(prefix)) {
         prefix = rb_str_new_frozen(StringValue(prefix));

@@ -8,7 +8,6 @@
 
 static VALUE rng_state(VALUE self)
 {
-    (void)self;
     size_t size = 0;
     tddp_rb_check(tddp_rng_state(NULL, 0, &size));
     VALUE bytes = rb_str_new(NULL, (long)size);
@@ -18,7 +17,6 @@ static VALUE rng_state(VALUE self)
 
 static VALUE set_rng_state(VALUE self, VALUE bytes)
 {
-    (void)self;
     StringValue(bytes);
     tddp_rb_check(tddp_set_rng_state(RSTRING_PTR(bytes), (size_t)RSTRING_LEN(bytes)));
     return Qnil;

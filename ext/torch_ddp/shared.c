@@ -37,7 +37,6 @@ static VALUE empty_shared(VALUE self, VALUE sizes, VALUE dtype)
 /* _copy_in_forks(enable): whether forks from now on have copies of such memory; calls add up. */
 static VALUE copy_in_forks(VALUE self, VALUE enable)
 {
-    (void)self;
     if (RTEST(enable))
         tddp_fork_copies_enable();
     else

@@ -43,7 +43,6 @@ static void set_memory(tddp_file_piece *piece, VALUE tensor)
 /* _write_tensor(tensor, fd, name, offset) -> its CRC-32 */
 static VALUE write_tensor(VALUE self, VALUE tensor, VALUE fd, VALUE name, VALUE offset)
 {
-    (void)self;
     transfer call = {.piece = piece_at(fd, offset), .writes = true};
     set_memory(&call.piece, tensor);
     return perform(&call, name);
@@ -52,7 +51,6 @@ static VALUE write_tensor(VALUE self, VALUE tensor, VALUE fd, VALUE name, VALUE 
 /* _read_tensor(tensor, fd, name, offset) -> the CRC-32 of what was read into it */
 static VALUE read_tensor(VALUE self, VALUE tensor, VALUE fd, VALUE name, VALUE offset)
 {
-    (void)self;
     transfer call = {.piece = piece_at(fd, offset)};
     set_memory(&call.piece, tensor);
     tddp_rb_written(tensor);
@@ -62,7 +60,6 @@ static VALUE read_tensor(VALUE self, VALUE tensor, VALUE fd, VALUE name, VALUE o
 /* _read_checksum(size, fd, name, offset) -> the CRC-32 of what is there */
 static VALUE read_checksum(VALUE self, VALUE size, VALUE fd, VALUE name, VALUE offset)
 {
-    (void)self;
     transfer call = {.piece = piece_at(fd, offset)};
     call.piece.size = NUM2SIZET(size);
     return perform(&call, name);
@@ -71,7 +68,6 @@ static VALUE read_checksum(VALUE self, VALUE size, VALUE fd, VALUE name, VALUE o
 /* _crc32(bytes) */
 static VALUE crc32_of(VALUE self, VALUE bytes)
 {
-    (void)self;
     StringValue(bytes);
     return UINT2NUM(tddp_crc32(0, RSTRING_PTR(bytes), (size_t)RSTRING_LEN(bytes)));
 }

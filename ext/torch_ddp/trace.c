@@ -37,13 +37,11 @@ static VALUE trace_pause(VALUE self, VALUE paused)
 
 static VALUE trace_enabled(VALUE self)
 {
-    (void)self;
     return tddp_trace_enabled() ? Qtrue : Qfalse;
 }
 
 static VALUE trace_now(VALUE self)
 {
-    (void)self;
     return LL2NUM(tddp_trace_now());
 }
 

@@ -19,7 +19,6 @@ static const rb_data_type_t gradients_type = {
 
 static VALUE call_block(VALUE self)
 {
-    (void)self;
     return rb_yield_values(0);
 }
 
