@@ -1,6 +1,6 @@
 /**
  * @file backend.h
- * @brief The table of functions that implements process groups' operations: a backend (ABI 1).
+ * @brief The table of functions that implements process groups' operations: a backend (ABI 2).
  *
  * A backend has a name ("gloo", "nccl", "fake", your own). libtddp looks for it among the
  * registered ones, then for a module `tddp_backend_<name>.so` in TDDP_BACKEND_PATH, beside libtddp
@@ -12,12 +12,16 @@
  * then reports what with tddp_fail(), and the next request calls it again. A module links libtddp
  * for the store and tddp_fail().
  *
+ * An operation on the host is tried again and again, each time until its token is triggered, by
+ * whichever thread waits for it, or by one that tries those of many groups. A backend that can't be
+ * interrupted leaves out events(): then each of its calls has a thread, and may block.
+ *
  * Threads: create() and destroy() run on the thread that creates or destroys the group. Collectives
- * of a group run one at a time, in the same order on every rank, on whichever thread executes its
- * queue. Sends and receives are posted on any thread and finished on another one. Operations on a
- * device (`launches`) are posted and launched on the thread that calls them, and tested and
- * finished on libtddp's watchdog thread. abort() may be called on any thread at any time. No slot
- * may throw, or run code of a host language.
+ * of a group run one at a time, in the same order on every rank; sends and receives are posted and
+ * finished beside them; each on any thread. Operations on a device (`launches`) are posted and
+ * launched on the thread that calls them, and tested and finished on libtddp's watchdog thread.
+ * abort() may be called on any thread at any time. No slot may throw, or run code of a host
+ * language.
  */
 #ifndef TDDP_BACKEND_H
 #define TDDP_BACKEND_H
@@ -32,7 +36,7 @@ extern "C" {
 #endif
 
 /** The version of this table. */
-#define TDDP_BACKEND_ABI 1u
+#define TDDP_BACKEND_ABI 2u
 
 /** Whether it is between two ranks instead of all: posted, not run. */
 static inline int tddp_op_is_p2p(tddp_op_kind kind)
@@ -72,9 +76,9 @@ typedef struct tddp_op {
     /** A hash of anything else that must be equal on every rank (shapes, names); 0: none. */
     uint32_t fingerprint;
     int64_t timeout_ms; /**< > 0; the slot then returns TDDP_TIMEOUT */
-    /** For backends with TDDP_BACKEND_RESUMES, and for launch(): once the token is triggered, the
-     * slot may return TDDP_CANCELED with the operation unfinished, and is then called again with
-     * the same operation. NULL: never triggered. */
+    /** With events(), and for launch(): once the token is triggered, the slot returns TDDP_CANCELED
+     * with the operation unfinished, and is called again with the same operation, perhaps on
+     * another thread. NULL: never triggered. */
     tddp_cancel *cancel;
     /** 1: the slot runs on the thread that waits for the result and has nothing else to do: it
      * may spin. 0: it runs beside threads that compute. */
@@ -116,9 +120,10 @@ typedef struct tddp_backend_opts {
     int64_t timeout_ms;
     int device_index; /**< this rank's GPU for operations without memory; -1: the first */
     int device_bound; /**< 1: the group uses only that GPU, and its ranks may connect at once */
-    /** This backend's context of the group that this group is a subset of, if all ranks of that
-     * one take part: by create(), or by decline() if they are not members. No operation of it is
-     * running. NULL: there is none, or they don't take part. Valid during create(). */
+    /** Of a backend with decline(): its context of the group that this group is a subset of, if all
+     * ranks of that one take part: by create(), or by decline() if they are not members. No
+     * operation of it is running. NULL: there is none, or they don't take part. Valid during
+     * create(). */
     void *parent;
     int same_host;     /**< 1 if every rank of the group runs on this host */
     const char *group; /**< the group's name, for messages; valid during create() */
@@ -145,18 +150,15 @@ typedef struct tddp_backend_opts {
     /** Receives what the backend sees of other ranks for which operations wait in vain, until
      * destroy() returns. */
     tddp_observer observer;
-    /** What events() is to return, if the backend has that slot and its events are not those of
-     * resources that it shares; valid until destroy() has returned. NULL: one of its own. */
+    /** What events() is to return, unless the events are those of resources that it shares; valid
+     * until destroy() has returned. NULL: one of its own. */
     struct tddp_eventcount *events;
 } tddp_backend_opts;
 
 /** What a backend supports: tddp_backend_v1.traits. */
 enum {
-    /** Operations may run on any thread, one at a time, and be interrupted and resumed; see
-     * tddp_op.cancel. */
-    TDDP_BACKEND_RESUMES = 1,
     /** Shared memory may replace it between ranks of one host. */
-    TDDP_BACKEND_SHARES_HOSTS = 2,
+    TDDP_BACKEND_SHARES_HOSTS = 1,
 };
 
 /** Runs one operation and returns when its result is in place. The text of TDDP_TIMEOUT and
@@ -189,14 +191,13 @@ typedef struct tddp_backend_v1 {
      * peer match in their order. `*op` and its memory stay valid until finish(), which is called
      * once for each request, on any thread, several at a time. It waits, frees the request, and
      * sets `*source` to the sender's rank after a successful receive. No finish() may depend on
-     * another: a peer may need the one before it can do its part of the other. With
-     * events(), and once the token of the operation is triggered, it may return
-     * TDDP_CANCELED with the request unfinished, and is then called again.
+     * another: a peer may need the one before it can do its part of the other. With events() it is
+     * interrupted and called again like run(): see tddp_op.cancel.
      */
     tddp_status (*post)(void *context, const tddp_op *op, void **request);
     tddp_status (*finish)(void *context, void *request, int *source);
 
-    uint32_t traits; /**< TDDP_BACKEND_RESUMES and so on */
+    uint32_t traits; /**< TDDP_BACKEND_SHARES_HOSTS or none */
 
     /** Memory that operations can use in place; both NULL: there is none. Any thread. `*handle`
      * is deallocated once, on any thread, maybe after destroy() or in a forked child. The memory
@@ -237,28 +238,17 @@ typedef struct tddp_backend_v1 {
      * of `wait`. */
     tddp_status (*decline)(void *context, const tddp_wait *wait);
 
-    /** Those of `device_types` that it copies to memory of the other kind; usually none. check()
-     * returns whether such memory can be copied now, for an operation of this kind; NULL without
-     * them. On the caller's thread, before anything else is done; the text of TDDP_UNSUPPORTED
-     * names the operation. */
-    uint32_t copied_types;
-    tddp_status (*check)(void *context, tddp_op_kind kind, const tddp_buffer *buffer);
-
     /** Point to point: does what may block, until the deadline, before post(); NULL: nothing does.
      * Any thread, several at a time; `op` has no sequence number yet. After success post() is
      * called with `*prepared` in the operation, and takes ownership of it, also if it fails. */
     tddp_status (*prepare)(void *context, const tddp_op *op, void **prepared);
 
-    /** What counts an event whenever an operation or a request on the host may get on that has
-     * returned TDDP_CANCELED; the same for all contexts that share their resources. One thread
-     * then tries those of many contexts in turn. Only of libtddp's own backends; NULL: each request
-     * has a thread that waits in finish(), and each context one for its operations. */
+    /** What counts an event whenever an operation on the host may get on that has returned
+     * TDDP_CANCELED; the same for all contexts that share their resources. One thread then tries
+     * those of many contexts in turn. Only of libtddp's own backends; NULL: operations can't be
+     * interrupted, so run() and finish() are called on a thread that is lent to the call
+     * (src/backend/adapter.c); such a backend has no `launches`. */
     struct tddp_eventcount *(*events)(void *context);
-
-    /** With TDDP_BACKEND_RESUMES: whether this operation may be interrupted and resumed; if not, it
-     * may still run on any thread, to its end. The thread that runs it may be blocked a moment
-     * longer than the token asks for. NULL: all may, and at once. */
-    int (*resumes)(void *context, const tddp_op *op);
 
     /** TDDP_OK while waiting for this rank may succeed, as far as it can tell at once: it has not
      * gone, left or failed; `rank` < 0: none of the others has. Else TDDP_PEER_LOST, with the rank
@@ -268,10 +258,10 @@ typedef struct tddp_backend_v1 {
     /** For receives whose memory is chosen once their message is known; both NULL: there are none.
      * probe() waits until the message of a posted receive has arrived, and sets its source; then
      * the operation's `output`, `timeout_ms` and `cancel` may be set, and finish() called. If the
-     * operation's token is triggered before, TDDP_CANCELED. drop() frees a request that finish()
+     * operation's token is triggered before, TDDP_CANCELED. discard() frees a request that finish()
      * is not called for; no operation is running, and the context may be destroyed. */
     tddp_status (*probe)(void *context, void *request, int *source);
-    void (*drop)(void *request);
+    void (*discard)(void *request);
 
     /** Slots by kind; NULL: not supported, or only on a device, by launch(). `op_count`: how many
      * kinds the module knows. */

@@ -141,7 +141,8 @@ TDDP_API TDDP_NODISCARD tddp_status tddp_coll_finish(tddp_coll *coll, void *requ
 /** Waits for a receive's message, as tddp_backend_v1.probe; interrupted like finish(). */
 TDDP_API TDDP_NODISCARD tddp_status tddp_coll_probe(tddp_coll *coll, void *request, int *source);
 
-/** Frees a request that is not finished, as tddp_backend_v1.drop, also after tddp_coll_destroy().
+/** Frees a request that is not finished, as tddp_backend_v1.discard, also after
+ * tddp_coll_destroy().
  */
 TDDP_API void tddp_coll_drop(void *request);
 

@@ -219,7 +219,7 @@ static void fill(tddp_backend_v1 *table, const tddp_backend_v1 *inner)
         .destroy = destroy,
         .post = inner->post ? post : NULL,
         .finish = inner->finish ? finish : NULL,
-        .traits = inner->traits | TDDP_BACKEND_RESUMES,
+        .traits = inner->traits,
         .allocate = inner->allocate ? allocate : NULL,
         .deallocate = inner->deallocate,
         .report_failure = report_failure,

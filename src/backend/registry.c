@@ -75,14 +75,14 @@ static tddp_status check_table(const tddp_backend_v1 *backend, const char *origi
     }
     if (backend->size < offsetof(tddp_backend_v1, run) || !backend->name ||
         !name_is_valid(backend->name) || !backend->create || !backend->destroy || !backend->abort ||
-        !backend->post != !backend->finish || (backend->copied_types && !backend->check) ||
+        !backend->post != !backend->finish ||
         backend->op_count >
             (backend->size - offsetof(tddp_backend_v1, run)) / sizeof(tddp_backend_run)) {
         return tddp_fail(
             TDDP_INVALID_ARGUMENT,
             "%s: incomplete backend table: expected a name of letters, digits, _ or "
-            "-, create, abort, destroy, post and finish or neither, check with copied_types, "
-            "and op_count slots within its size",
+            "-, create, abort, destroy, post and finish or neither, and op_count slots within its "
+            "size",
             origin);
     }
     if (backend->launches && !backend->events && runs_on_host(backend)) {

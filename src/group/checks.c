@@ -6,6 +6,7 @@
  */
 #include <stdio.h>
 
+#include "backend/staging/staging.h"
 #include "group/checks.h"
 
 enum { NAME_BYTES = 48 };
@@ -49,8 +50,7 @@ static tddp_status check_device_type(const tddp_group *group, tddp_op_kind kind,
         return tddp_fail(TDDP_UNSUPPORTED, "backend %s, which serves %s memory here, has no %s",
                          own->backend->name, tddp_device_type_name(type), tddp_op_name(kind));
     }
-    const bool copied = (own->backend->copied_types & (1u << type)) != 0;
-    return copied ? own->backend->check(own->context, kind, buffer) : TDDP_OK;
+    return group->backends[type].copies ? tddp_staging_check(own->context, kind, buffer) : TDDP_OK;
 }
 
 tddp_status tddp_group_check_buffer(const tddp_group *group, tddp_op_kind kind, const char *name,

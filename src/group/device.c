@@ -32,7 +32,7 @@ typedef struct launch {
 
 bool tddp_group_reduces_on_device(const tddp_group *group, tddp_device_type type)
 {
-    bool copied = (tddp_group_backend_on(group, type)->backend->copied_types >> type & 1u) != 0;
+    bool copied = (unsigned)type < TDDP_DEVICE_TYPES && group->backends[type].copies;
     return (type != TDDP_CPU) != copied;
 }
 

@@ -69,11 +69,9 @@ struct tddp_work {
     char *description;                  /* the caller's; NULL: none */
     int source;                         /* of a recv that succeeded */
     void *_Atomic user;                 /* the caller's */
+    tddp_eventcount waiters;            /* counts its end */
     pthread_mutex_t mutex;              /* guards what follows */
-    pthread_cond_t cond;
-    int event_fd;      /* readable once done; -1 while it is not needed */
-    int event_waiters; /* waiters with a cancel token, which poll it */
-    bool event_kept;   /* the caller polls it */
+    int event_fd; /* readable once done; -1: the caller has not asked for it */
     tddp_status status;
     char *text; /* the error text; NULL: none, or no memory for it */
     bool has_callback;

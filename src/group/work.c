@@ -1,15 +1,9 @@
 /*
- * Handles on operations. Finished once by the thread that executes the operation, waited for by any
- * thread.
- *
- * A waiter without a cancel token sleeps on the condition variable; one with a token polls that and
- * an eventfd, which the first such waiter opens. The last one closes it, unless the caller polls it
- * too: programs keep thousands of handles. A waiter may execute queued operations of the group
- * (progress.c).
+ * Handles on operations. Completed once by the thread that executed the operation, waited for by
+ * any thread: a waiter tries the group's operations up to its own (progress.c), then sleeps until
+ * that is done, and looks at its cancel token now and then.
  */
-#include <errno.h>
 #include <inttypes.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -40,11 +34,6 @@ tddp_status tddp_group_work_move(tddp_work *here, tddp_work **out)
         return TDDP_OUT_OF_MEMORY;
     }
     *work = *here;
-    tddp_status status = tddp_cond_init(&work->cond);
-    if (status) {
-        free(work);
-        return status;
-    }
     pthread_mutex_init(&work->mutex, NULL);
     atomic_init(&work->references, 2);
     work->pid = tddp_process_id();
@@ -65,8 +54,8 @@ void tddp_group_work_finish(tddp_work *work, tddp_status status, const char *tex
         ssize_t ignored = write(work->event_fd, &one, sizeof one);
         (void)ignored;
     }
-    pthread_cond_broadcast(&work->cond);
     pthread_mutex_unlock(&work->mutex);
+    tddp_eventcount_notify(&work->waiters);
     if (callback) {
         callback(work->callback_data);
     }
@@ -97,13 +86,6 @@ typedef struct waiting {
     bool limited;     /* by the caller's timeout */
 } waiting;
 
-static int64_t next_check(const waiting *self)
-{
-    /* Without a timeout of the caller's, checks once a second whether the backend is overdue. */
-    int64_t check = self->limited ? self->deadline : tddp_now_ns() + TDDP_NS_PER_S;
-    return check < self->deadline ? check : self->deadline;
-}
-
 static tddp_status check_time(const tddp_work *work, const waiting *self)
 {
     int64_t now = tddp_now_ns();
@@ -124,71 +106,31 @@ static tddp_status check_time(const tddp_work *work, const waiting *self)
     return TDDP_OK;
 }
 
-static tddp_status wait_on_condition(tddp_work *work, const waiting *self)
+static tddp_status interrupted(const tddp_work *work)
 {
+    return tddp_fail(TDDP_CANCELED,
+                     "the wait for %s %" PRIu64
+                     " was interrupted; it goes on and its buffers are still in use",
+                     tddp_op_name(work->op.kind), work->op.sequence);
+}
+
+static tddp_status await_done(tddp_work *work, const waiting *self, const tddp_cancel *cancel)
+{
+    const int64_t longest =
+        cancel ? TDDP_GROUP_TOKEN_CHECK_MS * TDDP_NS_PER_MS : TDDP_NS_PER_S; /* for `expiry` */
     tddp_status status = TDDP_OK;
-    pthread_mutex_lock(&work->mutex);
-    while (!atomic_load(&work->done) && status == TDDP_OK) {
-        if (!tddp_cond_wait_until(&work->cond, &work->mutex, next_check(self)) &&
-            !atomic_load(&work->done)) {
-            status = check_time(work, self);
+    while (status == TDDP_OK) {
+        const uint32_t seen = tddp_eventcount_read(&work->waiters);
+        if (atomic_load(&work->done)) {
+            return outcome(work);
+        }
+        const int64_t left = self->deadline - tddp_now_ns();
+        status =
+            cancel && tddp_cancel_triggered(cancel) ? interrupted(work) : check_time(work, self);
+        if (status == TDDP_OK) {
+            tddp_eventcount_wait(&work->waiters, seen, 0, left < longest ? left : longest);
         }
     }
-    pthread_mutex_unlock(&work->mutex);
-    return status;
-}
-
-static tddp_status open_event(tddp_work *work, int *fd)
-{
-    tddp_status status = TDDP_OK;
-    pthread_mutex_lock(&work->mutex);
-    if (work->event_fd < 0) {
-        work->event_fd = eventfd(atomic_load(&work->done), EFD_CLOEXEC | EFD_NONBLOCK);
-        if (work->event_fd < 0) {
-            status = tddp_fail_errno("eventfd");
-        }
-    }
-    work->event_waiters += status == TDDP_OK;
-    *fd = work->event_fd;
-    pthread_mutex_unlock(&work->mutex);
-    return status;
-}
-
-static void leave_event(tddp_work *work)
-{
-    pthread_mutex_lock(&work->mutex);
-    if (--work->event_waiters == 0 && !work->event_kept) {
-        tddp_close(work->event_fd);
-        work->event_fd = -1;
-    }
-    pthread_mutex_unlock(&work->mutex);
-}
-
-static tddp_status wait_cancelable(tddp_work *work, const waiting *self, tddp_cancel *cancel)
-{
-    int fd;
-    tddp_status status = open_event(work, &fd);
-    if (status) {
-        return status;
-    }
-    while (status == TDDP_OK && !atomic_load(&work->done)) {
-        struct pollfd entries[2] = {{.fd = fd, .events = POLLIN},
-                                    {.fd = tddp_cancel_fd(cancel), .events = POLLIN}};
-        int ready = poll(entries, 2, tddp_deadline_poll_ms(next_check(self)));
-        if (ready < 0 && errno != EINTR) {
-            status = tddp_fail_errno("poll");
-        } else if (atomic_load(&work->done)) {
-            break;
-        } else if (ready > 0 && entries[1].revents) {
-            status = tddp_fail(TDDP_CANCELED,
-                               "the wait for %s %" PRIu64
-                               " was interrupted; it goes on and its buffers are still in use",
-                               tddp_op_name(work->op.kind), work->op.sequence);
-        } else if (ready == 0) {
-            status = check_time(work, self);
-        }
-    }
-    leave_event(work);
     return status;
 }
 
@@ -220,12 +162,7 @@ tddp_status tddp_work_wait(tddp_work *work, const tddp_wait *wait)
     }
     tddp_cancel *cancel = tddp_wait_cancel(wait);
     make_progress(work, &self, cancel);
-    if (atomic_load(&work->done)) {
-        return outcome(work);
-    }
-    tddp_status status =
-        cancel ? wait_cancelable(work, &self, cancel) : wait_on_condition(work, &self);
-    return status ? status : outcome(work);
+    return await_done(work, &self, cancel);
 }
 
 /* --- devices --------------------------------------------------------------------------------- */
@@ -328,17 +265,17 @@ tddp_status tddp_work_fd(tddp_work *work, int *fd)
     if (work->pid != tddp_process_id()) {
         return made_before_fork(work);
     }
-    int event;
-    tddp_status status = open_event(work, &event);
-    if (status) {
-        return status;
-    }
+    tddp_status status = TDDP_OK;
     pthread_mutex_lock(&work->mutex);
-    work->event_kept = true;
-    work->event_waiters--;
+    if (work->event_fd < 0) {
+        work->event_fd = eventfd(atomic_load(&work->done), EFD_CLOEXEC | EFD_NONBLOCK);
+        status = work->event_fd < 0 ? tddp_fail_errno("eventfd") : TDDP_OK;
+    }
+    if (status == TDDP_OK) {
+        *fd = work->event_fd;
+    }
     pthread_mutex_unlock(&work->mutex);
-    *fd = event;
-    return TDDP_OK;
+    return status;
 }
 
 void tddp_work_set_user(tddp_work *work, void *user)
@@ -358,7 +295,6 @@ void tddp_work_release(tddp_work *work)
     }
     tddp_close(work->event_fd);
     if (work->pid == tddp_process_id()) {
-        pthread_cond_destroy(&work->cond);
         pthread_mutex_destroy(&work->mutex);
     }
     tddp_group_work_clear(work);

@@ -110,7 +110,7 @@ static tddp_status finish(void *context, void *request, int *source)
     }
     if (made->posted) { /* also if it was aborted: the request has to be freed */
         status = self->inner.backend->finish(context, made->posted, source);
-        if (status == TDDP_CANCELED && self->inner.backend->events) {
+        if (status == TDDP_CANCELED) {
             return status; /* it will be called again */
         }
     }
@@ -179,7 +179,7 @@ static void fill(faulty *self)
     self->table.order = inner->order ? order : NULL;
     self->table.test = inner->test ? test : NULL;
     self->table.probe = NULL; /* of communicators between hosts: none has faults */
-    self->table.drop = NULL;
+    self->table.discard = NULL;
     self->table.size = sizeof self->table;
     self->table.op_count = inner->op_count < TDDP_OP_COUNT ? inner->op_count : TDDP_OP_COUNT;
     for (uint32_t kind = 0; kind < self->table.op_count; kind++) {

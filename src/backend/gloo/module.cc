@@ -211,7 +211,7 @@ const tddp_backend_v1 backend = {
     destroy,
     post,
     finish,
-    TDDP_BACKEND_SHARES_HOSTS | TDDP_BACKEND_RESUMES,
+    TDDP_BACKEND_SHARES_HOSTS,
     nullptr, // it has no memory of its own
     nullptr,
     report_failure,
@@ -220,11 +220,8 @@ const tddp_backend_v1 backend = {
     nullptr,
     nullptr,
     nullptr, // groups are made without others
-    0,       // nothing is copied first
-    nullptr,
-    nullptr,
+    nullptr, // sending needs no preparation
     events,
-    nullptr, // everything is resumed
     check_rank,
     probe,
     tddp_coll_drop,

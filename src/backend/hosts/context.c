@@ -58,9 +58,8 @@ static tddp_status set_layout(tddp_hosts *self, const int *hosts)
 
 bool tddp_hosts_can_use(const tddp_backend_v1 *between)
 {
-    bool all = between->post && between->finish && between->probe && between->drop &&
-               between->events && between->traits & TDDP_BACKEND_RESUMES && !between->resumes &&
-               between->op_count >= TDDP_OP_COUNT;
+    bool all = between->post && between->finish && between->probe && between->discard &&
+               between->events && between->op_count >= TDDP_OP_COUNT;
     for (int kind = 0; all && kind < TDDP_OP_COUNT; kind++) {
         all = tddp_op_is_p2p((tddp_op_kind)kind) || between->run[kind];
     }
@@ -212,7 +211,6 @@ const tddp_backend_v1 *tddp_hosts_backend(void)
         .finish = tddp_hosts_finish,
         .allocate = allocate,
         .deallocate = tddp_shm_deallocate,
-        .traits = TDDP_BACKEND_RESUMES,
         .events = events,
         .op_count = TDDP_OP_COUNT,
         .run = {[TDDP_OP_ALL_REDUCE] = tddp_hosts_run,

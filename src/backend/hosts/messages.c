@@ -246,7 +246,7 @@ void tddp_hosts_free_arrivals(tddp_hosts *self)
 {
     while (self->arrivals) {
         arrival *next = self->arrivals->next;
-        self->between->drop(self->arrivals->request);
+        self->between->discard(self->arrivals->request);
         free(self->arrivals);
         self->arrivals = next;
     }

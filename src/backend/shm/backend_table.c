@@ -97,7 +97,6 @@ const tddp_backend_v1 *tddp_shm_backend(void)
         .destroy = destroy,
         .post = post,
         .finish = finish,
-        .traits = TDDP_BACKEND_RESUMES,
         .allocate = allocate,
         .deallocate = tddp_shm_deallocate,
         .report_failure = report_failure,

@@ -29,6 +29,11 @@ bool tddp_staging_is_needed(const tddp_backend_v1 *backend);
 TDDP_NODISCARD tddp_status tddp_staging_open(const tddp_inner *inner, const char *name,
                                              const tddp_backend_opts *opts, tddp_inner *out);
 
+/* Whether such memory can be copied now, for an operation of this kind: on the thread that calls
+ * it, before anything else is done. The text of TDDP_UNSUPPORTED names the operation. */
+TDDP_NODISCARD tddp_status tddp_staging_check(void *context, tddp_op_kind kind,
+                                              const tddp_buffer *buffer);
+
 /* --- layout.c -------------------------------------------------------------------------------- */
 
 /* Memory of the caller that is copied at once. */

@@ -55,7 +55,7 @@ static void choose_device(tddp_staging *self, const tddp_cuda *cuda)
     }
 }
 
-static tddp_status check(void *context, tddp_op_kind kind, const tddp_buffer *buffer)
+tddp_status tddp_staging_check(void *context, tddp_op_kind kind, const tddp_buffer *buffer)
 {
     tddp_staging *self = context;
     const tddp_cuda *cuda;
@@ -250,25 +250,17 @@ static tddp_eventcount *events(void *context)
     return inner->backend->events(inner->context);
 }
 
-static int resumes(void *context, const tddp_op *op)
-{
-    const tddp_inner *inner = inner_of(context);
-    return inner->backend->resumes(inner->context, op);
-}
-
 /* --- the table ------------------------------------------------------------------------------- */
 
 static void fill(tddp_staging *self)
 {
     const tddp_backend_v1 *inner = self->inner.backend;
-    const uint32_t copied = BOTH & ~inner->device_types;
     tddp_backend_v1 *table = &self->table;
     *table = (tddp_backend_v1){
         .abi = TDDP_BACKEND_ABI,
         .size = sizeof *table,
         .name = inner->name,
-        .device_types = copied,
-        .copied_types = copied,
+        .device_types = BOTH & ~inner->device_types,
         .abort = abort_copies,
         .destroy = destroy,
         .post = inner->post ? post : NULL,
@@ -278,10 +270,8 @@ static void fill(tddp_staging *self)
         .launch = inner->launches ? launch : NULL,
         .order = inner->launches ? order : NULL,
         .test = inner->launches ? test : NULL,
-        .check = check,
         .prepare = inner->launches ? NULL : prepare,
         .events = inner->events ? events : NULL,
-        .resumes = inner->resumes ? resumes : NULL,
         .op_count = TDDP_OP_COUNT,
     };
     for (uint32_t kind = 0; kind < inner->op_count && kind < TDDP_OP_COUNT; kind++) {

@@ -27,6 +27,13 @@ static tddp_status post(void *context, const tddp_op *op, void **request)
     return TDDP_OK;
 }
 
+static tddp_status run(void *context, const tddp_op *op)
+{
+    (void)context;
+    (void)op;
+    return TDDP_OK;
+}
+
 static tddp_backend_v1 table(const char *name)
 {
     return (tddp_backend_v1){.abi = TDDP_BACKEND_ABI,
@@ -83,9 +90,11 @@ TEST(invalid_tables_are_refused)
     CHECK_STATUS(tddp_backend_register(&other), TDDP_INVALID_ARGUMENT);
     CHECK_CONTAINS(tddp_error_message(), "post and finish or neither");
     other = table("other");
-    other.copied_types = 1;
+    other.launches = 1u << TDDP_OP_ALL_REDUCE;
+    other.op_count = TDDP_OP_COUNT;
+    other.run[TDDP_OP_BARRIER] = run;
     CHECK_STATUS(tddp_backend_register(&other), TDDP_INVALID_ARGUMENT);
-    CHECK_CONTAINS(tddp_error_message(), "check with copied_types");
+    CHECK_CONTAINS(tddp_error_message(), "expected events");
     CHECK_STATUS(tddp_backend_register(NULL), TDDP_INVALID_ARGUMENT);
 }
 

@@ -61,7 +61,7 @@ static inline void go_over_blocking(void)
     }
     blocking = *gloo;
     blocking.name = "blocking";
-    blocking.traits = 0;
+    blocking.traits = 0; /* it does not share hosts */
     blocking.events = NULL;
     CHECK_OK(tddp_backend_register(&blocking));
     setenv("TDDP_FAKE", "over=blocking", 1);
