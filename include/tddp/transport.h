@@ -16,6 +16,9 @@
 extern "C" {
 #endif
 
+/** Tags have at most so many bits. */
+enum { TDDP_TRANSPORT_TAG_BITS = 47 };
+
 /**
  * The functions of a transport. `context` is its own, one for a rank of a group. Any thread may
  * call send() and all that follows it here, at any time, several at once, but for one transfer one

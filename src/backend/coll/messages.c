@@ -20,10 +20,7 @@
 
 #include "backend/coll/coll.h"
 
-enum {
-    LARGEST_NUMBER = 0x7ffffffe, /* of a payload's tag; those above are other tags */
-    MAX_IDLE = 64,               /* eager buffers */
-};
+enum { MAX_IDLE = 64 }; /* eager buffers */
 
 typedef struct message {
     uint64_t count;
@@ -52,10 +49,14 @@ typedef struct tddp_coll_request {
     struct tddp_coll_request **link; /* what points to it */
 } request;
 
-/* Number 0 is for headers. */
-static uint64_t tag_of(uint32_t tag, uint32_t number)
+static uint64_t header_tag(const tddp_op *op)
 {
-    return UINT64_C(1) << 63 | (uint64_t)number << 32 | tag;
+    return TDDP_COLL_TAG(1, op->tag);
+}
+
+static uint64_t payload_tag(uint32_t number)
+{
+    return TDDP_COLL_TAG(2, number);
 }
 
 /* --- requests and their memory --------------------------------------------------------------- */
@@ -139,7 +140,7 @@ void tddp_coll_end_messages(tddp_coll *coll)
 static uint32_t next_number(tddp_coll *coll, int peer)
 {
     uint32_t *messages = &coll->links[peer].messages;
-    *messages = *messages % LARGEST_NUMBER + 1;
+    *messages = *messages == UINT32_MAX ? 1 : *messages + 1;
     return *messages;
 }
 
@@ -156,11 +157,11 @@ static tddp_status post_send(tddp_coll *coll, request *self)
     if (eager && bytes > 0) {
         memcpy(data + HEADER_BYTES, op->input.data, bytes);
     }
-    tddp_status status = tddp_coll_start_send(coll, op->peer, tag_of(op->tag, 0), data,
+    tddp_status status = tddp_coll_start_send(coll, op->peer, header_tag(op), data,
                                               HEADER_BYTES + (eager ? bytes : 0), &self->header);
     if (status == TDDP_OK && !eager) {
-        status = tddp_coll_start_send(coll, op->peer, tag_of(op->tag, header.number),
-                                      op->input.data, bytes, &self->payload);
+        status = tddp_coll_start_send(coll, op->peer, payload_tag(header.number), op->input.data,
+                                      bytes, &self->payload);
     }
     return status;
 }
@@ -179,7 +180,7 @@ tddp_status tddp_coll_post(tddp_coll *coll, const tddp_op *op, void **out)
     if (op->kind == TDDP_OP_SEND) {
         status = post_send(coll, self);
     } else {
-        status = tddp_coll_start_recv(coll, op->peer, tag_of(op->tag, 0), self->eager->data,
+        status = tddp_coll_start_recv(coll, op->peer, header_tag(op), self->eager->data,
                                       sizeof self->eager->data, &self->header);
     }
     if (status) {
@@ -225,8 +226,8 @@ static tddp_status begin_payload(request *self)
                          tddp_dtype_name(output->dtype), self->op->tag);
     }
     if (header.number != 0) {
-        return tddp_coll_start_recv(coll, self->source, tag_of(self->op->tag, header.number),
-                                    output->data, bytes, &self->payload);
+        return tddp_coll_start_recv(coll, self->source, payload_tag(header.number), output->data,
+                                    bytes, &self->payload);
     }
     if (bytes > 0) {
         memcpy(output->data, self->eager->data + HEADER_BYTES, bytes);

@@ -19,7 +19,7 @@ enum { FIRST_STEPS = 64 };
 
 /* --- tags of payloads ------------------------------------------------------------------------ */
 
-/* 30 bits of a digest of what both ends know, and the lowest 30 bits of the sequence number above:
+/* 26 bits of a digest of what both ends know, and the lowest 16 bits of the sequence number above:
  * payloads of different calls never match. The fingerprint is left out, since a rank without one
  * agrees with all; so are factors, which may differ. The operation's data and number are its own,
  * also where it is a part of another. */
@@ -32,7 +32,7 @@ static uint64_t tag_of(const tddp_op *op, int rank, int peer, bool sends, tddp_c
     call.fingerprint = 0;
     call.premul = 0;
     const uint64_t hash = tddp_digest(TDDP_DIGEST_START, &call, sizeof call);
-    return (call.sequence & 0x3fffffffu) << 33 | (hash >> 34) << 3 | (uint64_t)phase;
+    return TDDP_COLL_TAG(0, (call.sequence & 0xffffu) << 29 | (hash >> 38) << 3 | (uint64_t)phase);
 }
 
 /* --- building -------------------------------------------------------------------------------- */
