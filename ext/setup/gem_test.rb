@@ -54,7 +54,7 @@ module Setup
     end
 
     def check_backends
-      expected = ["gloo", *("mpi" if Native.mpi), "nccl"]
+      expected = ["gloo", *("mpi" if Native.mpi), "nccl", *("ucx" if SystemPackages.missing(SystemPackages::UCX).empty?)]
       found = Dir.glob(File.join(@home, "gems/torch-ddp-*/lib/torch_ddp/native/lib/tddp_backend_*.so")).map { |path| path[/backend_(\w+)\.so/, 1] }.sort
       raise Failure, "step failed: gem: it has the backends #{found}, expected #{expected}" unless found == expected
     end

@@ -39,7 +39,7 @@ module Setup
       ext/setup/docs.rb ext/setup/docs/* test/docs/**/*].freeze
 
     PACKAGES = {
-      c: [SystemPackages::TORCHRUN, "libraries that torchrun loads, with their headers, which tests read"],
+      c: [SystemPackages::TORCHRUN + SystemPackages::UCX, "libraries that torchrun and a module load, with their headers, which tests read"],
       partners: [SystemPackages::PYTORCH, "PyTorch as a partner"],
       schedulers: [SystemPackages::SCHEDULERS, "schedulers to be tested with"],
       fuzz: [SystemPackages::FUZZ, "for fuzzing"],

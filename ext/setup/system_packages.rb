@@ -11,6 +11,7 @@ module Setup
     PYTORCH = %w[python3-torch].freeze
     TORCHRUN = %w[libcurl4-openssl-dev libhwloc-dev].freeze
     MPI = %w[openmpi-bin libopenmpi-dev].freeze
+    UCX = %w[libucx-dev].freeze
     LINT = %w[clang-format].freeze
     DOCS = %w[doxygen].freeze
     BROWSER = %w[chromium].freeze

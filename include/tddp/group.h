@@ -200,7 +200,7 @@ TDDP_API void tddp_fork_copies_enable(void);
 TDDP_API void tddp_fork_copies_disable(void);
 
 /** What carries this rank's operations: "shm", "gloo", "shm+gloo" (shared memory within hosts, Gloo
- * between them), one for each kind of device ("cpu:shm,cuda:nccl"), or another backend's name.
+ * between them; "ucx" in its place where TDDP_HOSTS says so), one for each kind of device ("cpu:shm,cuda:nccl"), or another backend's name.
  * Static. */
 TDDP_API const char *tddp_group_carrier(const tddp_group *group);
 

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/coll/coll.h"
 #include "backend/fake/fake.h"
 #include "backend/hosts/hosts.h"
 #include "backend/shm/shm.h"
@@ -19,8 +20,8 @@
 /* Applies if TDDP_SHM is not set. */
 static const bool SHARED_BY_DEFAULT = true;
 
-/* The reason of a rank with an invalid TDDP_SHM; the other ranks recognise the prefix. */
-static const char INVALID_PREFIX[] = "TDDP_SHM=\"";
+/* What the reason of a rank with an invalid setting contains; the other ranks recognise it. */
+static const char INVALID_MARK[] = "\": expected ";
 
 typedef struct preference {
     bool wanted;
@@ -31,7 +32,13 @@ typedef struct preference {
 static tddp_status read_preference(preference *out)
 {
     const char *text = getenv("TDDP_SHM");
+    const char *hosts = getenv("TDDP_HOSTS");
     *out = (preference){.wanted = SHARED_BY_DEFAULT};
+    if (hosts && *hosts && strcmp(hosts, "gloo") != 0 && strcmp(hosts, "ucx") != 0) {
+        out->invalid = tddp_format(
+            "TDDP_HOSTS=\"%.64s%sgloo or ucx, which moves data between hosts", hosts, INVALID_MARK);
+        return out->invalid ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    }
     if (!text || !*text) {
         out->refusal = SHARED_BY_DEFAULT ? NULL : "TDDP_SHM=1 is not set";
         return TDDP_OK;
@@ -41,10 +48,9 @@ static tddp_status read_preference(preference *out)
         out->refusal = out->wanted ? NULL : "TDDP_SHM=0";
         return TDDP_OK;
     }
-    out->invalid =
-        tddp_format("%s%.64s\": expected 1 or 0, for shared memory between the ranks of a "
-                    "host or none",
-                    INVALID_PREFIX, text);
+    out->invalid = tddp_format("TDDP_SHM=\"%.64s%s1 or 0, for shared memory between the ranks of a "
+                               "host or none",
+                               text, INVALID_MARK);
     return out->invalid ? TDDP_OK : TDDP_OUT_OF_MEMORY;
 }
 
@@ -78,7 +84,7 @@ static tddp_status join_shm(const tddp_backend_opts *opts, const preference *min
         return status;
     }
     const char *why = tddp_error_message();
-    if (strstr(why, INVALID_PREFIX)) {
+    if (strstr(why, INVALID_MARK)) {
         return tddp_fail(TDDP_INVALID_ARGUMENT, "%s", why);
     }
     /* No warning if this rank does not want it. */
@@ -105,6 +111,7 @@ static tddp_status join_if_useful(const tddp_backend_v1 *requested, const tddp_b
     if (any_host_is_shared(opts) && (is_one_host(opts) || tddp_hosts_can_use(requested))) {
         status = join_shm(opts, &mine, wait, out);
     } else if (mine.invalid) {
+        tddp_transport_refuse(opts, mine.invalid);
         status = tddp_fail(TDDP_INVALID_ARGUMENT, "%s", mine.invalid);
     }
     free(mine.invalid);

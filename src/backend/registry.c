@@ -221,14 +221,26 @@ static tddp_status search(const char *name, tddp_bytes *tried, const tddp_backen
     return status;
 }
 
-/* How to get one: most are built with libtddp, that of an MPI where there is one. */
+/* How to get one: most are built with libtddp, those of an MPI and of UCX where there is one. */
 static const char *cure_of(const char *name)
 {
     if (strcmp(name, "mpi") == 0) {
         return "install an MPI (Debian: libopenmpi-dev or libmpich-dev), then build libtddp again "
                "(rake compile, or gem pristine torch-ddp)";
     }
+    if (strcmp(name, "ucx") == 0) {
+        return "install UCX (Debian: libucx-dev), then build libtddp again (rake compile, or gem "
+               "pristine torch-ddp), or set TDDP_HOSTS=gloo";
+    }
     return "build libtddp with it";
+}
+
+/* What moves data between hosts has the name "gloo", whichever TDDP_HOSTS chooses. A wrong choice
+ * is an error of all ranks, once they meet (open.c). */
+static const char *module_of(const char *name)
+{
+    const char *hosts = getenv("TDDP_HOSTS");
+    return strcmp(name, "gloo") == 0 && hosts && strcmp(hosts, "ucx") == 0 ? hosts : name;
 }
 
 static tddp_status load(const char *name, const tddp_backend_v1 **out)
@@ -257,6 +269,7 @@ tddp_status tddp_backend_find(const char *name, const tddp_backend_v1 **out)
                          MAX_NAME);
     }
     tddp_status status = TDDP_OK;
+    name = module_of(name);
     pthread_mutex_lock(&lock);
     const tddp_backend_v1 *backend = find_known(name);
     if (!backend) {

@@ -43,6 +43,7 @@ typedef struct tddp_check_kind {
 /* All that rank 0 prints. Times are in seconds, medians of repetitions. */
 typedef struct tddp_check_results {
     int world_size;
+    const char *carrier; /* what moves the data: tddp_group_carrier() */
     tddp_peer *peers;       /* by rank */
     tddp_check_ranks store; /* a set and a get */
     double barrier;

@@ -69,7 +69,8 @@ int main(void)
     tddp_check_must(NULL, tddp_prefix_store_create(prefix, store, &opts.store));
     opts.backend = "gloo";
     tddp_check_must(NULL, tddp_group_create(&opts, NULL, &group));
-    tddp_check_results results = {.world_size = opts.world_size};
+    tddp_check_results results = {.world_size = opts.world_size,
+                                  .carrier = tddp_group_carrier(group)};
     tddp_check_measure(group, opts.store, &results);
     /* The others may end before a slow link ends rank 0. */
     tddp_check_must(group, tddp_barrier(group, NULL));

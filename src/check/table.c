@@ -75,8 +75,8 @@ void tddp_check_print(FILE *to, const tddp_check_results *results)
         }
         hosts += first == rank;
     }
-    fprintf(to, "%d rank%s on %d host%s\n\n", results->world_size,
-            results->world_size == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s");
+    fprintf(to, "%d rank%s on %d host%s, over %s\n\n", results->world_size,
+            results->world_size == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s", results->carrier);
     PRINT_RANKS(to, "store       %s to set and get a key; slowest for rank %d, %s\n", SECONDS,
                 results->store);
     PRINT_RANKS(to, "memory      %s resident at its peak; most for rank %d, %s\n", BYTES,

@@ -92,6 +92,10 @@ static tddp_status set_attributes(tddp_group *group, bool alone)
     /* What is launched on a device isn't run. */
     group->resumes = (cpu->traits & TDDP_BACKEND_RESUMES) != 0 &&
                      (cuda->launches || (cuda->traits & TDDP_BACKEND_RESUMES) != 0);
+    if (alone && strcmp(cpu->name, "shm+gloo") == 0) {
+        group->carrier = tddp_format("shm+%s", group->requested[TDDP_CPU]->name);
+        return group->carrier ? TDDP_OK : TDDP_OUT_OF_MEMORY;
+    }
     group->carrier =
         alone ? tddp_copy_string(cpu->name) : tddp_format("cpu:%s,cuda:%s", cpu->name, cuda->name);
     return group->carrier ? TDDP_OK : TDDP_OUT_OF_MEMORY;

@@ -31,7 +31,7 @@ class CheckTest < LaunchCase
   def test_two_ranks
     result = check
     assert_verdict result
-    assert_match(/\A2 ranks on 1 host\n\nstore +#{TIME} to set and get a key; slowest for rank [01], #{TIME}\nmemory +#{MEMORY}\nbarrier +#{TIME}\n/o, result.out)
+    assert_match(/\A2 ranks on 1 host, over shm\n\nstore +#{TIME} to set and get a key; slowest for rank [01], #{TIME}\nmemory +#{MEMORY}\nbarrier +#{TIME}\n/o, result.out)
     assert_operator result.out[/^memory +#{MEMORY}$/o, 1].to_f, :>, 16 # MiB that are reduced at the end
     ["4 KiB", "1 MiB", "16 MiB"].each { |size| assert_match(/^all_reduce  #{size} (in #{TIME}, #{SPEED}|left out: .+)$/, result.out) }
     assert_match(/^ +0 +- +#{SPEED}[ !]  #{Socket.gethostname}\n +1 +#{SPEED}[ !] +-   #{Socket.gethostname}$/, result.out)
@@ -48,7 +48,7 @@ class CheckTest < LaunchCase
   def test_one_rank_alone
     result = check("--nproc-per-node=1")
     assert_code 0, result
-    assert_match(/\A1 rank on 1 host\n\nstore .+\nmemory +#{MEMORY}\n\n/o, result.out)
+    assert_match(/\A1 rank on 1 host, over gloo\n\nstore .+\nmemory +#{MEMORY}\n\n/o, result.out)
     assert_includes result.out, "verdict: good; one rank has no links to measure\n"
   end
 

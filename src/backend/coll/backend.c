@@ -187,17 +187,28 @@ static tddp_status connect_all(tddp_coll *coll, const tddp_backend_opts *opts, i
     return status && peer >= 0 ? fail_with(coll, meeting, peer, status) : status;
 }
 
+static tddp_meeting_opts meeting_of(const tddp_backend_opts *opts)
+{
+    return (tddp_meeting_opts){.store = opts->store,
+                               .name = "transport",
+                               .rank = opts->rank,
+                               .world_size = opts->world_size,
+                               .sender = TDDP_MEETING_ALL,
+                               .names = opts->names,
+                               .check = opts->check,
+                               .data = opts->check_data,
+                               .check_ms = CHECK_MS};
+}
+
+void tddp_transport_refuse(const tddp_backend_opts *opts, const char *reason)
+{
+    const tddp_meeting_opts meeting_opts = meeting_of(opts);
+    tddp_meeting_fail(&meeting_opts, reason);
+}
+
 static tddp_status meet(tddp_coll *coll, const tddp_backend_opts *opts, const tddp_wait *wait)
 {
-    const tddp_meeting_opts meeting_opts = {.store = opts->store,
-                                            .name = "transport",
-                                            .rank = opts->rank,
-                                            .world_size = opts->world_size,
-                                            .sender = TDDP_MEETING_ALL,
-                                            .names = opts->names,
-                                            .check = opts->check,
-                                            .data = opts->check_data,
-                                            .check_ms = CHECK_MS};
+    const tddp_meeting_opts meeting_opts = meeting_of(opts);
     tddp_meeting *meeting;
     tddp_status status = tddp_meeting_open(&meeting_opts, &meeting);
     if (status) {

@@ -30,9 +30,8 @@ enum { TDDP_COLL_WINDOW = 4 };
 
 /* Tags, of which two bits say what they are for: payloads of collectives (program.c), headers of
  * messages by the user's tag, their payloads by a number (messages.c), and these. */
-enum { TDDP_COLL_KIND_BITS = 2 };
 #define TDDP_COLL_TAG(kind, rest) \
-    ((uint64_t)(kind) << (TDDP_TRANSPORT_TAG_BITS - TDDP_COLL_KIND_BITS) | (uint64_t)(rest))
+    ((uint64_t)(kind) << (TDDP_TRANSPORT_TAG_BITS - TDDP_TRANSPORT_KIND_BITS) | (uint64_t)(rest))
 #define HEADER_TAG TDDP_COLL_TAG(3, 0)
 #define NOTICE_TAG TDDP_COLL_TAG(3, 1)
 #define HELLO_TAG TDDP_COLL_TAG(3, 2)
@@ -158,6 +157,11 @@ typedef struct tddp_coll_opts {
     const int *names; /* the ranks' names in messages, copied; NULL: their numbers */
     tddp_observer observer;
 } tddp_coll_opts;
+
+/* --- backend.c ------------------------------------------------------------------------------- */
+
+/* Tells the other ranks why this one will not connect by any transport. */
+void tddp_transport_refuse(const tddp_backend_opts *opts, const char *reason);
 
 /* --- coll.c ---------------------------------------------------------------------------------- */
 

@@ -51,7 +51,7 @@ typedef struct tddp_coll_request {
 
 static uint64_t header_tag(const tddp_op *op)
 {
-    return TDDP_COLL_TAG(1, op->tag);
+    return TDDP_COLL_TAG(TDDP_TRANSPORT_PROGRAM_TAG, op->tag);
 }
 
 static uint64_t payload_tag(uint32_t number)

@@ -207,6 +207,7 @@ static tddp_status start(mailbox_end *end, const transfer *what, void **out)
     it->rank = end->rank;
     pthread_mutex_lock(&box->mutex);
     CHECK(peer == TDDP_ANY_SOURCE || (peer >= 0 && peer < box->size && peer != end->rank));
+    CHECK(what->tag >> TDDP_TRANSPORT_TAG_BITS == 0);
     end->noticed = end->noticed || (what->sends && what->tag == NOTICE_TAG);
     if (it->sends && coll_random(&box->seed, 3) == 0) {
         it->copy = malloc(it->bytes + 1);
