@@ -64,6 +64,9 @@ static void refresh(tddp_coll *coll)
         }
         const tddp_status status =
             coll->transport->test(coll->context, peer->receive, &complete, NULL);
+        if (status == TDDP_GROUP_FAILED) {
+            continue; /* this rank's own end */
+        }
         if (status != TDDP_OK) {
             tddp_coll_release(coll, &peer->receive);
             peer->notice = (tddp_coll_notice){0};

@@ -147,21 +147,8 @@ tddp_status tddp_mpi_start(tddp_mpi_transfer *transfer, const tddp_mpi_message *
                 : tddp_fail(TDDP_OUT_OF_MEMORY, "out of memory");
 }
 
-/* Takes a message that nobody receives any more, without its data. */
-static void discard_message(MPI_Comm comm)
-{
-    MPI_Request request;
-    MPI_Status status;
-    int found = 0;
-    if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm, &found, &status) == MPI_SUCCESS && found &&
-        MPI_Irecv(NULL, 0, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, comm, &request) ==
-            MPI_SUCCESS) {
-        (void)MPI_Request_free(&request);
-    }
-}
-
 /* A receive without a message ends at once. MPI can't cancel others: these end by themselves, or
- * MPI is abandoned. Ranks whose calls differ discard what they have sent each other. */
+ * MPI is abandoned. */
 void tddp_mpi_end(tddp_mpi_transfer *transfer)
 {
     int64_t deadline = 0;
@@ -176,8 +163,6 @@ void tddp_mpi_end(tddp_mpi_transfer *transfer)
             tddp_mpi_abandon();
         }
         if (!poll_all()) {
-            discard_message(transfer->group->internal);
-            discard_message(transfer->group->program);
             pthread_mutex_unlock(&all.mutex);
             sleep_for(LONGEST_NS);
             pthread_mutex_lock(&all.mutex);
