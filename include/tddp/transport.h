@@ -18,11 +18,10 @@ extern "C" {
 
 /**
  * Tags have at most so many bits, of which the highest are the kind. A transport whose own tags
- * have fewer needs to tell apart, of TDDP_TRANSPORT_PROGRAM_TAG, all that differ in the lower 32
- * bits; of the other kinds those that differ in the lowest three. Those that differ only between
- * are posted in the same order at both ends (a collective's payloads, while the ranks' calls
- * agree), or are numbers of large messages to a peer, of which far less than 2^13 are under way at
- * a time.
+ * have fewer must distinguish kinds; of TDDP_TRANSPORT_PROGRAM_TAG all that differ in the lower 32
+ * bits; of the other kinds those that differ in the lowest three. Those that differ elsewhere are
+ * posted in the same order at both ends (a collective's payloads, while the ranks' calls agree), or
+ * are numbers of large messages to a peer, of which far fewer than 2^13 are under way at a time.
  */
 enum { TDDP_TRANSPORT_TAG_BITS = 47, TDDP_TRANSPORT_KIND_BITS = 2, TDDP_TRANSPORT_PROGRAM_TAG = 1 };
 

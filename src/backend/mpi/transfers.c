@@ -2,8 +2,8 @@
  * Messages of tags of 47 bits and any size as MPI's, whose tags have 15 bits or more and whose
  * counts are ints. Any thread; MPI's own functions for messages are called by requests.c.
  *
- * MPI matches messages of one sender, communicator and tag in their order. So tddp_coll's tags need
- * no more than that those are told apart which may be posted in different orders at both ends
+ * MPI matches messages of one sender, communicator and tag in their order. So of tddp_coll's tags
+ * only those must stay different that may be posted in different orders at both ends
  * (tddp/transport.h): a program's own have a communicator of their own, all others share one.
  */
 #include <inttypes.h>
