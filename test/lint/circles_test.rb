@@ -36,6 +36,6 @@ class CirclesTest < Minitest::Test
   def test_it_finds_what_is_there
     all = calls
     assert_includes all.fetch("src/group/work.c"), "src/group/executor.c"
-    assert_includes all.fetch("src/backend/shm/all_reduce.c"), "src/backend/shm/wait.c"
+    assert_includes all.fetch("src/backend/shm/reductions.c"), "src/backend/shm/wait.c"
   end
 end

@@ -17,7 +17,8 @@
 
 enum { ANY_RANKS = INT32_MAX, KIB = 1024 };
 
-/* The first row that matches is used. The last row of each kind must match anything. */
+/* The first row that matches is used. The last row of each kind must match anything. Of operations
+ * that only move data, exchange.c selects the algorithm for each part. */
 typedef struct row {
     tddp_op_kind kind;
     tddp_shm_algorithm algorithm;
@@ -47,38 +48,32 @@ static const row table[] = {
     {TDDP_OP_REDUCE_SCATTER, TDDP_SHM_STAGED, 4 * KIB, ANY_RANKS, 0},
     {TDDP_OP_REDUCE_SCATTER, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS, 0},
     {TDDP_OP_REDUCE_SCATTER, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS, 0},
-    /* For these, exchange.c selects one of the algorithms for each part. */
-    {TDDP_OP_BROADCAST, TDDP_SHM_INLINE, 0, ANY_RANKS, 0},
-    {TDDP_OP_BROADCAST, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS, 0},
-    {TDDP_OP_BROADCAST, TDDP_SHM_SLICED, SIZE_MAX, ANY_RANKS, 0},
-    {TDDP_OP_BROADCAST, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS, 0},
-    {TDDP_OP_ALL_GATHER, TDDP_SHM_INLINE, 0, ANY_RANKS, 0},
-    {TDDP_OP_ALL_GATHER, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS, 0},
-    {TDDP_OP_ALL_GATHER, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS, 0},
-    {TDDP_OP_GATHER, TDDP_SHM_INLINE, 0, ANY_RANKS, 0},
-    {TDDP_OP_GATHER, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS, 0},
-    {TDDP_OP_GATHER, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS, 0},
-    {TDDP_OP_SCATTER, TDDP_SHM_INLINE, 0, ANY_RANKS, 0},
-    {TDDP_OP_SCATTER, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS, 0},
-    {TDDP_OP_SCATTER, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS, 0},
-    {TDDP_OP_ALL_TO_ALL, TDDP_SHM_INLINE, 0, ANY_RANKS, 0},
-    {TDDP_OP_ALL_TO_ALL, TDDP_SHM_DIRECT, SIZE_MAX, ANY_RANKS, 0},
-    {TDDP_OP_ALL_TO_ALL, TDDP_SHM_STAGED, SIZE_MAX, ANY_RANKS, 0},
 };
 enum { ROWS = sizeof table / sizeof *table };
 
-static const char *name_of(tddp_shm_algorithm algorithm)
+static const char *const names[] = {
+#define TDDP_SHM_ALGORITHM_TEXT(name, text) text,
+    TDDP_SHM_ALGORITHM_MAP(TDDP_SHM_ALGORITHM_TEXT)
+#undef TDDP_SHM_ALGORITHM_TEXT
+};
+
+/* Whether an operation has this algorithm. */
+static bool exists(tddp_op_kind kind, tddp_shm_algorithm algorithm)
 {
-    switch (algorithm) {
-#define TEXT(name, text)  \
-    case TDDP_SHM_##name: \
-        return text;
-        TDDP_SHM_ALGORITHM_MAP(TEXT)
-#undef TEXT
-    case TDDP_SHM_ALGORITHM_COUNT:
-        break;
+    switch (kind) {
+    case TDDP_OP_ALL_REDUCE:
+    case TDDP_OP_REDUCE:
+    case TDDP_OP_BROADCAST:
+        return true;
+    case TDDP_OP_REDUCE_SCATTER:
+    case TDDP_OP_ALL_GATHER:
+    case TDDP_OP_GATHER:
+    case TDDP_OP_SCATTER:
+    case TDDP_OP_ALL_TO_ALL:
+        return algorithm != TDDP_SHM_SLICED;
+    default:
+        return false;
     }
-    return "unknown";
 }
 
 static bool is_applicable(tddp_shm_algorithm algorithm, size_t bytes, bool registered)
@@ -108,116 +103,86 @@ tddp_shm_algorithm tddp_shm_choose(const tddp_shm *shm, tddp_op_kind kind, size_
     return TDDP_SHM_STAGED;
 }
 
-static int log2_of(size_t bytes)
-{
-    int exponent = 0;
-    for (; bytes > 1; bytes /= 2) {
-        exponent++;
-    }
-    return exponent;
-}
-
 void tddp_shm_log_choice(const tddp_shm *shm, tddp_op_kind kind, size_t bytes,
                          tddp_shm_algorithm algorithm)
 {
     if (!tddp_log_enabled(TDDP_LOG_DEBUG)) {
         return;
     }
-    int exponent = log2_of(bytes);
+    const int exponent = 63 - __builtin_clzll(bytes | 1);
     uint64_t *logged = &tddp_shm_choices_of(shm)->logged[kind][algorithm];
     if (*logged >> exponent & 1) {
         return;
     }
     *logged |= UINT64_C(1) << exponent;
     tddp_log(TDDP_LOG_DEBUG, "shm", "%s of %zu bytes by %d ranks: %s%s", tddp_op_name(kind), bytes,
-             tddp_shm_size(shm), name_of(algorithm),
+             tddp_shm_size(shm), names[algorithm],
              tddp_shm_choices_of(shm)->forced[kind] == algorithm + 1 ? " (TDDP_SHM_ALGORITHM)"
                                                                      : "");
 }
 
-const char *tddp_shm_override(const tddp_shm *shm, tddp_op_kind kind)
-{
-    int forced = tddp_shm_choices_of(shm)->forced[kind] - 1;
-    return forced >= 0 ? name_of((tddp_shm_algorithm)forced) : NULL;
-}
-
 /* --- TDDP_SHM_ALGORITHM ---------------------------------------------------------------------- */
 
-static bool has_row(tddp_op_kind kind, tddp_shm_algorithm algorithm)
+static void add_text(char *text, const char *between, const char *more)
 {
-    for (int i = 0; i < ROWS; i++) {
-        if (table[i].kind == kind && table[i].algorithm == algorithm) {
-            return true;
-        }
-    }
-    return false;
+    const size_t used = strlen(text);
+    (void)snprintf(text + used, TDDP_SHM_CHOICES_TEXT - used, "%s%s", used ? between : "", more);
 }
 
-static void add_text(char *text, size_t size, const char *between, const char *more)
+/* "operation=algorithm" */
+enum { CHOICE_TEXT = 64 };
+
+static void choice_text(char text[CHOICE_TEXT], tddp_op_kind kind, const char *algorithm)
 {
-    size_t used = strlen(text);
-    snprintf(text + used, size - used, "%s%s", used ? between : "", more);
+    (void)snprintf(text, CHOICE_TEXT, "%s=%s", tddp_op_name(kind), algorithm);
 }
 
-static tddp_status fail_kind(const char *text, int length)
+static bool begins_with(const char *text, size_t length, const char *start)
 {
-    char kinds[TDDP_SHM_CHOICES_TEXT] = "";
+    return strlen(start) <= length && strncmp(text, start, strlen(start)) == 0;
+}
+
+/* Names the algorithms of the operation, or the operations if there is none of that name. */
+static tddp_status fail_choice(const char *text, size_t length)
+{
+    char operations[TDDP_SHM_CHOICES_TEXT] = "";
     for (int kind = 0; kind < TDDP_OP_COUNT; kind++) {
-        for (int i = 0; i < ROWS; i++) {
-            if (table[i].kind == (tddp_op_kind)kind) {
-                add_text(kinds, sizeof kinds, ", ", tddp_op_name((tddp_op_kind)kind));
-                break;
+        char algorithms[TDDP_SHM_CHOICES_TEXT] = "";
+        for (int i = 0; i < TDDP_SHM_ALGORITHM_COUNT; i++) {
+            if (exists((tddp_op_kind)kind, (tddp_shm_algorithm)i)) {
+                add_text(algorithms, ", ", names[i]);
             }
+        }
+        char start[CHOICE_TEXT];
+        choice_text(start, (tddp_op_kind)kind, "");
+        if (*algorithms && begins_with(text, length, start)) {
+            return tddp_fail(TDDP_INVALID_ARGUMENT,
+                             "TDDP_SHM_ALGORITHM: %.*s: expected %s to be one of %s", (int)length,
+                             text, tddp_op_name((tddp_op_kind)kind), algorithms);
+        }
+        if (*algorithms) {
+            add_text(operations, ", ", tddp_op_name((tddp_op_kind)kind));
         }
     }
     return tddp_fail(TDDP_INVALID_ARGUMENT,
                      "TDDP_SHM_ALGORITHM: %.*s: expected OPERATION=ALGORITHM, with one of %s",
-                     length, text, kinds);
+                     (int)length, text, operations);
 }
 
-static tddp_status fail_algorithm(tddp_op_kind kind, const char *text, int length)
+static tddp_status parse_choice(const char *text, size_t length, tddp_shm_choices *out)
 {
-    char names[TDDP_SHM_CHOICES_TEXT] = "";
-    for (int i = 0; i < TDDP_SHM_ALGORITHM_COUNT; i++) {
-        if (has_row(kind, (tddp_shm_algorithm)i)) {
-            add_text(names, sizeof names, ", ", name_of((tddp_shm_algorithm)i));
+    for (int kind = 0; kind < TDDP_OP_COUNT; kind++) {
+        for (int i = 0; i < TDDP_SHM_ALGORITHM_COUNT; i++) {
+            char choice[CHOICE_TEXT];
+            choice_text(choice, (tddp_op_kind)kind, names[i]);
+            if (strlen(choice) == length && begins_with(text, length, choice) &&
+                exists((tddp_op_kind)kind, (tddp_shm_algorithm)i)) {
+                out->forced[kind] = (uint8_t)(i + 1);
+                return TDDP_OK;
+            }
         }
     }
-    return tddp_fail(TDDP_INVALID_ARGUMENT, "TDDP_SHM_ALGORITHM: %.*s: expected %s to be one of %s",
-                     length, text, tddp_op_name(kind), names);
-}
-
-static bool text_equals(const char *text, size_t length, const char *name)
-{
-    return strlen(name) == length && strncmp(text, name, length) == 0;
-}
-
-/* Parses one "operation=algorithm". */
-static tddp_status read_one(const char *text, size_t length, tddp_shm_choices *out)
-{
-    const char *sign = memchr(text, '=', length);
-    int kind = 0;
-    while (sign && kind < TDDP_OP_COUNT &&
-           !text_equals(text, (size_t)(sign - text), tddp_op_name((tddp_op_kind)kind))) {
-        kind++;
-    }
-    bool known = false;
-    for (int i = 0; i < ROWS; i++) {
-        known |= table[i].kind == (tddp_op_kind)kind;
-    }
-    if (!sign || !known) {
-        return fail_kind(text, (int)length);
-    }
-    size_t rest = length - (size_t)(sign + 1 - text);
-    for (int i = 0; i < TDDP_SHM_ALGORITHM_COUNT; i++) {
-        tddp_shm_algorithm algorithm = (tddp_shm_algorithm)i;
-        if (text_equals(sign + 1, rest, name_of(algorithm)) &&
-            has_row((tddp_op_kind)kind, algorithm)) {
-            out->forced[kind] = (uint8_t)(i + 1);
-            return TDDP_OK;
-        }
-    }
-    return fail_algorithm((tddp_op_kind)kind, text, (int)length);
+    return fail_choice(text, length);
 }
 
 tddp_status tddp_shm_choices_parse(tddp_shm_choices *out)
@@ -226,7 +191,7 @@ tddp_status tddp_shm_choices_parse(tddp_shm_choices *out)
     const char *text = getenv("TDDP_SHM_ALGORITHM");
     while (text && *text) {
         size_t length = strcspn(text, ",");
-        tddp_status status = read_one(text, length, &choices);
+        tddp_status status = parse_choice(text, length, &choices);
         if (status) {
             return status;
         }
@@ -236,16 +201,14 @@ tddp_status tddp_shm_choices_parse(tddp_shm_choices *out)
     return TDDP_OK;
 }
 
-void tddp_shm_choices_text(const tddp_shm_choices *choices, char *text, size_t size)
+void tddp_shm_choices_text(const tddp_shm_choices *choices, char text[TDDP_SHM_CHOICES_TEXT])
 {
     text[0] = '\0';
     for (int kind = 0; kind < TDDP_OP_COUNT; kind++) {
         if (choices->forced[kind]) {
-            tddp_shm_algorithm algorithm = (tddp_shm_algorithm)(choices->forced[kind] - 1);
-            add_text(text, size, ",", tddp_op_name((tddp_op_kind)kind));
-            /* Without a separator. */
-            size_t used = strlen(text);
-            snprintf(text + used, size - used, "=%s", name_of(algorithm));
+            char choice[CHOICE_TEXT];
+            choice_text(choice, (tddp_op_kind)kind, names[choices->forced[kind] - 1]);
+            add_text(text, ",", choice);
         }
     }
 }

@@ -33,9 +33,9 @@ typedef struct tddp_shm_choices {
 TDDP_NODISCARD tddp_status tddp_shm_choices_parse(tddp_shm_choices *out);
 
 /* Writes the overrides as text, to be compared and shown: "all_reduce=staged", or "" without
- * any; truncated to `size`. */
+ * any. */
 enum { TDDP_SHM_CHOICES_TEXT = 256 };
-void tddp_shm_choices_text(const tddp_shm_choices *choices, char *text, size_t size);
+void tddp_shm_choices_text(const tddp_shm_choices *choices, char text[TDDP_SHM_CHOICES_TEXT]);
 
 /* The context's choices; context.c. */
 tddp_shm_choices *tddp_shm_choices_of(const tddp_shm *shm);

@@ -85,7 +85,7 @@ static tddp_status prepare(tddp_shm_joining *self)
     }
     tddp_status status = tddp_shm_choices_parse(&self->shm->choices);
     if (status == TDDP_OK) {
-        tddp_shm_choices_text(&self->shm->choices, self->overrides, sizeof self->overrides);
+        tddp_shm_choices_text(&self->shm->choices, self->overrides);
         status = tddp_shm_arena_limit(self->size, &self->arena);
     }
     if (status == TDDP_OK && self->size > 1) {

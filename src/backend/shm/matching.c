@@ -15,31 +15,27 @@
 
 #include "backend/shm/p2p_request.h"
 
-/* A message that arrived before its receive was posted. */
-typedef struct unexpected {
-    int from;
-    tddp_shm_header header;
-    struct unexpected *next;
-} unexpected;
+/* Requests in order. */
+typedef struct queue {
+    tddp_shm_request *first;
+    tddp_shm_request **end;
+} queue;
 
-typedef struct peer_queue {
+typedef struct matched_peer {
     uint32_t sent;     /* headers put into the ring to that rank */
     uint32_t received; /* headers taken from the ring from it */
     _Atomic int64_t checked_at;
-    tddp_shm_request *pending; /* sends whose headers found the ring full, in order */
-    tddp_shm_request **pending_end;
-} peer_queue;
+    queue pending; /* sends whose headers found the ring full */
+} matched_peer;
 
 struct tddp_shm_matching {
     pthread_mutex_t mutex;
     tddp_shm_block_pool pool;
     uint32_t seen_events; /* this rank's when the rings were last checked */
-    tddp_shm_request *posted;
-    tddp_shm_request **posted_end;
-    unexpected *unexpected;
-    unexpected **unexpected_end;
+    queue posted;         /* receives */
+    queue unexpected; /* messages that arrived before their receive was posted: only peer, header */
     int size;
-    peer_queue queues[];
+    matched_peer peers[];
 };
 
 typedef struct tddp_shm_matching matching;
@@ -47,16 +43,16 @@ typedef struct tddp_shm_matching matching;
 tddp_status tddp_shm_matching_create(tddp_shm *shm, struct tddp_shm_matching **out)
 {
     size_t size = (size_t)tddp_shm_size(shm);
-    matching *self = tddp_alloc(sizeof *self + size * sizeof self->queues[0]);
+    matching *self = tddp_alloc(sizeof *self + size * sizeof self->peers[0]);
     if (!self) {
         return TDDP_OUT_OF_MEMORY;
     }
     pthread_mutex_init(&self->mutex, NULL);
     self->size = (int)size;
-    self->posted_end = &self->posted;
-    self->unexpected_end = &self->unexpected;
+    self->posted.end = &self->posted.first;
+    self->unexpected.end = &self->unexpected.first;
     for (size_t i = 0; i < size; i++) {
-        self->queues[i].pending_end = &self->queues[i].pending;
+        self->peers[i].pending.end = &self->peers[i].pending.first;
     }
     *out = self;
     return TDDP_OK;
@@ -67,10 +63,10 @@ void tddp_shm_matching_destroy(struct tddp_shm_matching *self)
     if (!self) {
         return;
     }
-    while (self->unexpected) {
-        unexpected *next = self->unexpected->next;
-        free(self->unexpected);
-        self->unexpected = next;
+    while (self->unexpected.first) {
+        tddp_shm_request *next = self->unexpected.first->next;
+        free(self->unexpected.first);
+        self->unexpected.first = next;
     }
     pthread_mutex_destroy(&self->mutex);
     free(self);
@@ -78,27 +74,26 @@ void tddp_shm_matching_destroy(struct tddp_shm_matching *self)
 
 /* --- queues, with the mutex held ------------------------------------------------------------- */
 
-static void append(tddp_shm_request ***end, tddp_shm_request *request)
+static void append(queue *into, tddp_shm_request *request)
 {
     request->next = NULL;
-    **end = request;
-    *end = &request->next;
+    *into->end = request;
+    into->end = &request->next;
 }
 
-static void unlink_at(tddp_shm_request **at, tddp_shm_request ***end)
+static void unlink_at(queue *from, tddp_shm_request **at)
 {
-    if (*end == &(*at)->next) {
-        *end = at;
+    if (from->end == &(*at)->next) {
+        from->end = at;
     }
     *at = (*at)->next;
 }
 
-static void remove_from(tddp_shm_request **first, tddp_shm_request ***end,
-                        const tddp_shm_request *request)
+static void remove_from(queue *from, const tddp_shm_request *request)
 {
-    for (tddp_shm_request **at = first; *at; at = &(*at)->next) {
+    for (tddp_shm_request **at = &from->first; *at; at = &(*at)->next) {
         if (*at == request) {
-            unlink_at(at, end);
+            unlink_at(from, at);
             return;
         }
     }
@@ -121,23 +116,20 @@ static void match(tddp_shm_request *request, int peer, const tddp_shm_header *he
 /* Matches a header that has arrived with a posted receive, or queues it as unexpected. */
 static tddp_status deliver(matching *self, int from, const tddp_shm_header *header, bool *matched)
 {
-    for (tddp_shm_request **at = &self->posted; *at; at = &(*at)->next) {
-        if (matches(*at, from, header)) {
-            tddp_shm_request *request = *at;
-            unlink_at(at, &self->posted_end);
-            match(request, from, header);
-            *matched = true;
-            return TDDP_OK;
-        }
+    tddp_shm_request **at = &self->posted.first;
+    while (*at && !matches(*at, from, header)) {
+        at = &(*at)->next;
     }
-    unexpected *added = tddp_alloc(sizeof *added);
-    if (!added) {
+    tddp_shm_request *request = *at;
+    *matched |= request != NULL;
+    if (request) {
+        unlink_at(&self->posted, at);
+    } else if ((request = tddp_alloc(sizeof *request))) {
+        append(&self->unexpected, request);
+    } else {
         return TDDP_OUT_OF_MEMORY;
     }
-    added->from = from;
-    memcpy(&added->header, header, sizeof *header);
-    *self->unexpected_end = added;
-    self->unexpected_end = &added->next;
+    match(request, from, header);
     return TDDP_OK;
 }
 
@@ -150,10 +142,10 @@ static tddp_status receive_headers(tddp_shm *shm, matching *self, bool *matched)
     }
     for (int from = 0; from < self->size; from++) {
         tddp_shm_header header;
-        peer_queue *queue = &self->queues[from];
+        matched_peer *peer = &self->peers[from];
         while (from != tddp_shm_rank(shm) &&
-               tddp_shm_ring_get(shm, from, queue->received, &header)) {
-            queue->received++;
+               tddp_shm_ring_get(shm, from, peer->received, &header)) {
+            peer->received++;
             tddp_status status = deliver(self, from, &header, matched);
             if (status) {
                 return status;
@@ -167,12 +159,13 @@ static tddp_status receive_headers(tddp_shm *shm, matching *self, bool *matched)
 /* Puts pending headers into the ring to a rank until it is full. Returns whether it put any. */
 static bool send_pending(tddp_shm *shm, matching *self, int to)
 {
-    peer_queue *queue = &self->queues[to];
+    matched_peer *peer = &self->peers[to];
+    queue *pending = &peer->pending;
     bool sent_any = false;
-    while (queue->pending && tddp_shm_ring_put(shm, to, queue->sent, &queue->pending->header)) {
-        tddp_shm_request *request = queue->pending;
-        unlink_at(&queue->pending, &queue->pending_end);
-        queue->sent++;
+    while (pending->first && tddp_shm_ring_put(shm, to, peer->sent, &pending->first->header)) {
+        tddp_shm_request *request = pending->first;
+        unlink_at(pending, &pending->first);
+        peer->sent++;
         sent_any = true;
         atomic_store_explicit(&request->matched, true, memory_order_release);
     }
@@ -188,7 +181,7 @@ tddp_status tddp_shm_matching_progress(tddp_shm *shm)
     pthread_mutex_lock(&self->mutex);
     tddp_status status = receive_headers(shm, self, &local_event);
     for (int to = 0; to < self->size; to++) {
-        if (self->queues[to].pending && send_pending(shm, self, to)) {
+        if (self->peers[to].pending.first && send_pending(shm, self, to)) {
             local_event = true;
             tddp_eventcount_notify(tddp_shm_events(shm, to));
         }
@@ -205,7 +198,7 @@ void tddp_shm_matching_add_send(tddp_shm *shm, tddp_shm_request *self)
     matching *all = tddp_shm_matching_of(shm);
     int to = self->peer;
     pthread_mutex_lock(&all->mutex);
-    append(&all->queues[to].pending_end, self);
+    append(&all->peers[to].pending, self);
     bool sent_any = send_pending(shm, all, to);
     pthread_mutex_unlock(&all->mutex);
     if (sent_any) {
@@ -217,19 +210,16 @@ void tddp_shm_matching_add_receive(tddp_shm *shm, tddp_shm_request *self)
 {
     matching *all = tddp_shm_matching_of(shm);
     pthread_mutex_lock(&all->mutex);
-    unexpected **at = &all->unexpected;
-    while (*at && !matches(self, (*at)->from, &(*at)->header)) {
+    tddp_shm_request **at = &all->unexpected.first;
+    while (*at && !matches(self, (*at)->peer, &(*at)->header)) {
         at = &(*at)->next;
     }
-    unexpected *found = *at;
+    tddp_shm_request *found = *at;
     if (found) {
-        if (all->unexpected_end == &found->next) {
-            all->unexpected_end = at;
-        }
-        *at = found->next;
-        match(self, found->from, &found->header);
+        unlink_at(&all->unexpected, at);
+        match(self, found->peer, &found->header);
     } else {
-        append(&all->posted_end, self);
+        append(&all->posted, self);
     }
     pthread_mutex_unlock(&all->mutex);
     free(found);
@@ -252,27 +242,14 @@ void tddp_shm_matching_remove(tddp_shm *shm, const tddp_shm_request *self)
 {
     matching *all = tddp_shm_matching_of(shm);
     pthread_mutex_lock(&all->mutex);
-    if (self->op->kind == TDDP_OP_SEND) {
-        peer_queue *queue = &all->queues[self->peer];
-        remove_from(&queue->pending, &queue->pending_end, self);
-    } else {
-        remove_from(&all->posted, &all->posted_end, self);
-    }
+    remove_from(self->op->kind == TDDP_OP_SEND ? &all->peers[self->peer].pending : &all->posted,
+                self);
     pthread_mutex_unlock(&all->mutex);
 }
 
 /* --- blocks ---------------------------------------------------------------------------------- */
 
-uint32_t tddp_shm_matching_alloc_eager(tddp_shm *shm, size_t bytes)
-{
-    matching *all = tddp_shm_matching_of(shm);
-    pthread_mutex_lock(&all->mutex);
-    uint32_t buffer = tddp_shm_eager_alloc(shm, &all->pool, bytes);
-    pthread_mutex_unlock(&all->mutex);
-    return buffer;
-}
-
-uint32_t tddp_shm_matching_alloc_block(tddp_shm *shm, tddp_shm_block_kind kind)
+uint32_t tddp_shm_matching_alloc(tddp_shm *shm, tddp_shm_block_kind kind)
 {
     matching *all = tddp_shm_matching_of(shm);
     pthread_mutex_lock(&all->mutex);
@@ -281,17 +258,9 @@ uint32_t tddp_shm_matching_alloc_block(tddp_shm *shm, tddp_shm_block_kind kind)
     return block;
 }
 
-void tddp_shm_matching_free_block(tddp_shm *shm, tddp_shm_block_kind kind, uint32_t block)
-{
-    matching *all = tddp_shm_matching_of(shm);
-    pthread_mutex_lock(&all->mutex);
-    tddp_shm_block_free(shm, &all->pool, kind, block);
-    pthread_mutex_unlock(&all->mutex);
-}
-
 bool tddp_shm_matching_check_due(tddp_shm *shm, int peer, int64_t now)
 {
-    _Atomic int64_t *checked_at = &tddp_shm_matching_of(shm)->queues[peer].checked_at;
+    _Atomic int64_t *checked_at = &tddp_shm_matching_of(shm)->peers[peer].checked_at;
     if (now - atomic_load_explicit(checked_at, memory_order_relaxed) < TDDP_SHM_CHECK_INTERVAL_NS) {
         return false;
     }

@@ -144,14 +144,16 @@ static tddp_status write_header(tddp_shm *shm, tddp_shm_request *self)
         return TDDP_OK;
     }
     header->protocol = TDDP_SHM_PROTOCOL_EAGER;
-    header->block = bytes <= TDDP_SHM_EAGER_BYTES ? tddp_shm_matching_alloc_eager(shm, bytes) : 0;
+    header->block = bytes <= TDDP_SHM_EAGER_BYTES
+                        ? tddp_shm_matching_alloc(shm, tddp_shm_eager_kind(bytes))
+                        : 0;
     if (header->block) {
         void *data = tddp_shm_eager_data(shm, tddp_shm_rank(shm), header->block);
         tddp_arith_copy(data, input->data, bytes, false);
         return TDDP_OK;
     }
     header->protocol = TDDP_SHM_PROTOCOL_RNDV;
-    header->block = tddp_shm_matching_alloc_block(shm, TDDP_SHM_RNDV_BLOCKS);
+    header->block = tddp_shm_matching_alloc(shm, TDDP_SHM_RNDV_BLOCKS);
     if (!header->block) {
         /* Of those that are under way to a rank that is lost none ends any more. */
         tddp_status status = tddp_shm_check_peer(shm, self->op->peer);
@@ -161,6 +163,7 @@ static tddp_status write_header(tddp_shm *shm, tddp_shm_request *self)
     }
     tddp_shm_rndv *rndv = tddp_shm_rndv_at(shm, tddp_shm_rank(shm), header->block);
     rndv->offset = tddp_shm_offset_of(shm, input->data, bytes);
+    rndv->channel = 0;
     atomic_store(&rndv->state, TDDP_SHM_RNDV_RTS);
     return TDDP_OK;
 }
@@ -240,7 +243,7 @@ static tddp_status receive_payload(tddp_shm *shm, tddp_shm_request *self)
     } else {
         const void *data = tddp_shm_eager_data(shm, self->peer, header->block);
         tddp_arith_copy(output->data, data, agrees ? bytes : 0, false);
-        tddp_shm_eager_return(shm, self->peer, header->block);
+        tddp_shm_block_free(shm, self->peer, header->block);
     }
     return agrees ? TDDP_OK : tddp_shm_request_mismatch(shm, self, self->peer, tddp_shm_rank(shm));
 }

@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-enum { LINE = 64, PAGE = 4096, EAGER_KINDS = 3, KIND_SHIFT = 24 };
+enum { LINE = 64, PAGE = 4096, KIND_SHIFT = 24 };
 
 typedef struct ring {
     _Atomic uint32_t consumed;     /* by the receiver: headers so far */
@@ -23,8 +23,8 @@ typedef struct ring {
 
 /* At the start of each region, before the rings to all ranks and the blocks. */
 typedef struct region_header {
-    _Atomic uint32_t returned[EAGER_KINDS]; /* free lists of buffers that receivers returned */
-    char unused[LINE - 4 * EAGER_KINDS];
+    _Atomic uint32_t returned[TDDP_SHM_BLOCK_KINDS]; /* lists of blocks that were freed */
+    char unused[LINE - 4 * TDDP_SHM_BLOCK_KINDS];
 } region_header;
 
 /* Before an eager buffer's payload. */
@@ -82,99 +82,77 @@ static ring *ring_between(const tddp_shm *shm, int from, int to)
     return (ring *)(void *)((char *)tddp_shm_p2p_region(shm, from) + PAGE) + to;
 }
 
-/* --- blocks ---------------------------------------------------------------------------------- */
+/* --- blocks: numbers among those of their kind, from 1, with the kind in the upper bits ------- */
 
-static void *block_at(const tddp_shm *shm, int owner, tddp_shm_block_kind kind, uint32_t block)
+static void *block_at(const tddp_shm *shm, int owner, uint32_t block)
 {
+    const uint32_t kind = block >> KIND_SHIFT;
+    const uint32_t number = block & ((1u << KIND_SHIFT) - 1);
     return (char *)tddp_shm_p2p_region(shm, owner) + blocks_offset(tddp_shm_size(shm), (int)kind) +
-           (block - 1) * sizes[kind].bytes;
+           (number - 1) * sizes[kind].bytes;
 }
 
-static _Atomic uint32_t *next_of(const tddp_shm *shm, int owner, tddp_shm_block_kind kind,
-                                 uint32_t block)
+static uint32_t alloc(tddp_shm *shm, tddp_shm_block_pool *pool, uint32_t kind)
 {
-    void *it = block_at(shm, owner, kind, block);
-    return kind == TDDP_SHM_RNDV_BLOCKS      ? &((tddp_shm_rndv *)it)->next
-           : kind == TDDP_SHM_CHANNEL_BLOCKS ? &((tddp_shm_channel *)it)->next
-                                             : &((eager_buffer *)it)->next;
+    const int rank = tddp_shm_rank(shm);
+    if (!pool->free[kind]) {
+        pool->free[kind] = atomic_exchange_explicit(&region_header_of(shm, rank)->returned[kind], 0,
+                                                    memory_order_acquire);
+    }
+    const uint32_t block = pool->free[kind];
+    if (block) {
+        const _Atomic uint32_t *next = block_at(shm, rank, block);
+        pool->free[kind] = atomic_load_explicit(next, memory_order_relaxed);
+        return block;
+    }
+    return pool->used[kind] < sizes[kind].count ? kind << KIND_SHIFT | ++pool->used[kind] : 0;
+}
+
+tddp_shm_block_kind tddp_shm_eager_kind(size_t bytes)
+{
+    uint32_t kind = TDDP_SHM_EAGER_SMALL;
+    while (bytes > sizes[kind].bytes - sizeof(eager_buffer)) {
+        kind++;
+    }
+    return (tddp_shm_block_kind)kind;
 }
 
 uint32_t tddp_shm_block_alloc(tddp_shm *shm, tddp_shm_block_pool *pool, tddp_shm_block_kind kind)
 {
-    int rank = tddp_shm_rank(shm);
-    if (!pool->free[kind] && kind < TDDP_SHM_RNDV_BLOCKS) {
-        pool->free[kind] = atomic_exchange_explicit(&region_header_of(shm, rank)->returned[kind], 0,
-                                                    memory_order_acquire);
+    uint32_t larger = kind;
+    uint32_t block = alloc(shm, pool, kind);
+    while (!block && larger < TDDP_SHM_EAGER_LARGE) {
+        block = alloc(shm, pool, ++larger);
     }
-    uint32_t block = pool->free[kind];
-    if (block) {
-        pool->free[kind] =
-            atomic_load_explicit(next_of(shm, rank, kind, block), memory_order_relaxed);
-        return block;
-    }
-    return pool->used[kind] < sizes[kind].count ? ++pool->used[kind] : 0;
+    return block;
 }
 
-void tddp_shm_block_free(tddp_shm *shm, tddp_shm_block_pool *pool, tddp_shm_block_kind kind,
-                         uint32_t block)
+/* Only the owner removes from the list, and takes all of it at once. So the list's head can't have
+ * been removed and put back in between (ABA). */
+void tddp_shm_block_free(tddp_shm *shm, int owner, uint32_t block)
 {
-    atomic_store_explicit(next_of(shm, tddp_shm_rank(shm), kind, block), pool->free[kind],
-                          memory_order_relaxed);
-    pool->free[kind] = block;
+    _Atomic uint32_t *list = &region_header_of(shm, owner)->returned[block >> KIND_SHIFT];
+    _Atomic uint32_t *next = block_at(shm, owner, block);
+    uint32_t first = atomic_load_explicit(list, memory_order_relaxed);
+    do {
+        atomic_store_explicit(next, first, memory_order_relaxed);
+    } while (!atomic_compare_exchange_weak_explicit(list, &first, block, memory_order_release,
+                                                    memory_order_relaxed));
+}
+
+void *tddp_shm_eager_data(const tddp_shm *shm, int owner, uint32_t block)
+{
+    return (eager_buffer *)block_at(shm, owner, block) + 1;
 }
 
 tddp_shm_rndv *tddp_shm_rndv_at(const tddp_shm *shm, int owner, uint32_t block)
 {
-    return block_at(shm, owner, TDDP_SHM_RNDV_BLOCKS, block);
+    return block_at(shm, owner, block);
 }
 
 tddp_shm_channel *tddp_shm_channel_at(const tddp_shm *shm, int owner, uint32_t block)
 {
-    return block_at(shm, owner, TDDP_SHM_CHANNEL_BLOCKS, block);
-}
-
-/* --- eager buffers: block numbers with the kind in the upper bits ---------------------------- */
-
-static tddp_shm_block_kind kind_of(uint32_t buffer)
-{
-    return (tddp_shm_block_kind)(buffer >> KIND_SHIFT);
-}
-
-static uint32_t block_of(uint32_t buffer)
-{
-    return buffer & ((1u << KIND_SHIFT) - 1);
-}
-
-uint32_t tddp_shm_eager_alloc(tddp_shm *shm, tddp_shm_block_pool *pool, size_t bytes)
-{
-    for (uint32_t kind = 0; kind < EAGER_KINDS; kind++) {
-        if (bytes <= sizes[kind].bytes - sizeof(eager_buffer)) {
-            uint32_t block = tddp_shm_block_alloc(shm, pool, (tddp_shm_block_kind)kind);
-            if (block) {
-                return kind << KIND_SHIFT | block;
-            }
-        }
-    }
-    return 0;
-}
-
-void *tddp_shm_eager_data(const tddp_shm *shm, int owner, uint32_t buffer)
-{
-    eager_buffer *it = block_at(shm, owner, kind_of(buffer), block_of(buffer));
-    return it + 1;
-}
-
-/* Only the owner removes from the free list, and takes all of it at once. So the list's head
- * can't have been removed and put back in between (ABA). */
-void tddp_shm_eager_return(tddp_shm *shm, int owner, uint32_t buffer)
-{
-    _Atomic uint32_t *free_list = &region_header_of(shm, owner)->returned[kind_of(buffer)];
-    _Atomic uint32_t *link = next_of(shm, owner, kind_of(buffer), block_of(buffer));
-    uint32_t first = atomic_load_explicit(free_list, memory_order_relaxed);
-    do {
-        atomic_store_explicit(link, first, memory_order_relaxed);
-    } while (!atomic_compare_exchange_weak_explicit(free_list, &first, block_of(buffer),
-                                                    memory_order_release, memory_order_relaxed));
+    return block_at(shm, owner, block);
 }
 
 /* --- rings ----------------------------------------------------------------------------------- */

@@ -49,26 +49,27 @@ enum {
 
 /* The state of a large message, shared by both sides. TDDP_SHM_RNDV_RTS: ready to send. */
 typedef struct tddp_shm_rndv {
+    _Atomic uint32_t next; /* free block */
     _Atomic uint32_t state;
-    _Atomic uint32_t next;
     uint64_t offset;  /* of the payload in the sender's segment, or TDDP_SHM_NOT_SHARED */
     uint64_t count;   /* rejected: the elements that the receiver expected */
     uint32_t dtype;   /* rejected: their dtype */
-    uint32_t channel; /* block of the channel, if the payload isn't shared */
+    uint32_t channel; /* block of the channel, if the payload isn't shared; 0: not yet */
     char unused[32];
 } tddp_shm_rndv;
 
 /* A pipelined copy buffer for messages that aren't in the sender's segment. */
 typedef struct tddp_shm_channel {
+    _Atomic uint32_t next;     /* free block */
     _Atomic uint64_t produced; /* chunks so far */
-    _Atomic uint32_t next;
-    char unused[52];
+    char unused[48];
     _Atomic uint64_t consumed;
     char unused_too[56];
     char chunks[TDDP_SHM_CHANNEL_DEPTH][TDDP_SHM_CHANNEL_CHUNK];
 } tddp_shm_channel;
 
-/* Blocks of fixed size. Their owner keeps the free lists in its private memory. */
+/* Blocks of fixed size, each beginning with the number of the next free one. Eager buffers have
+ * their payload on the next cache line. */
 typedef enum tddp_shm_block_kind {
     TDDP_SHM_EAGER_SMALL,
     TDDP_SHM_EAGER_MEDIUM,
@@ -84,16 +85,14 @@ typedef struct tddp_shm_block_pool {
     uint32_t used[TDDP_SHM_BLOCK_KINDS]; /* blocks handed out for the first time */
 } tddp_shm_block_pool;
 
-/* Returns the number of a block among those of its kind, from 1; 0 if there is none left. */
+/* The kind of eager buffers for so many bytes. */
+tddp_shm_block_kind tddp_shm_eager_kind(size_t bytes);
+/* Returns a block, kind and number in one; 0 if there is none left. If there is no small eager
+ * buffer, it may be a larger one. */
 uint32_t tddp_shm_block_alloc(tddp_shm *shm, tddp_shm_block_pool *pool, tddp_shm_block_kind kind);
-void tddp_shm_block_free(tddp_shm *shm, tddp_shm_block_pool *pool, tddp_shm_block_kind kind,
-                         uint32_t block);
-/* Returns an eager buffer for so many bytes, kind and number in one; 0 if there is none left.
- * May use a larger kind. */
-uint32_t tddp_shm_eager_alloc(tddp_shm *shm, tddp_shm_block_pool *pool, size_t bytes);
-void *tddp_shm_eager_data(const tddp_shm *shm, int owner, uint32_t buffer);
-/* Called by the receiver: returns the buffer to its owner. Any thread. */
-void tddp_shm_eager_return(tddp_shm *shm, int owner, uint32_t buffer);
+/* Returns the block to its owner. Any rank and thread. */
+void tddp_shm_block_free(tddp_shm *shm, int owner, uint32_t block);
+void *tddp_shm_eager_data(const tddp_shm *shm, int owner, uint32_t block);
 tddp_shm_rndv *tddp_shm_rndv_at(const tddp_shm *shm, int owner, uint32_t block);
 tddp_shm_channel *tddp_shm_channel_at(const tddp_shm *shm, int owner, uint32_t block);
 

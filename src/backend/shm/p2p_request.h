@@ -13,11 +13,9 @@ struct tddp_shm_request {
     _Atomic bool matched;
     tddp_shm_header header;
     bool started;              /* both sides have arrived */
-    bool cleared;              /* the receiver has asked for chunks */
     tddp_shm_rndv *rndv;       /* named by the header */
     tddp_shm_channel *channel; /* named by rndv */
-    uint32_t channel_block;
-    uint64_t step; /* chunks that passed through the channel */
+    uint64_t step;             /* chunks that passed through the channel */
     tddp_shm_request *next;
 };
 
@@ -35,10 +33,8 @@ TDDP_NODISCARD tddp_status tddp_shm_matching_deliver(tddp_shm *shm, int from,
 /* Removes a request, matched or not. */
 void tddp_shm_matching_remove(tddp_shm *shm, const tddp_shm_request *self);
 
-/* From this rank's pools: 0 if there is none left. */
-uint32_t tddp_shm_matching_alloc_eager(tddp_shm *shm, size_t bytes);
-uint32_t tddp_shm_matching_alloc_block(tddp_shm *shm, tddp_shm_block_kind kind);
-void tddp_shm_matching_free_block(tddp_shm *shm, tddp_shm_block_kind kind, uint32_t block);
+/* From this rank's pool, see tddp_shm_block_alloc(). */
+uint32_t tddp_shm_matching_alloc(tddp_shm *shm, tddp_shm_block_kind kind);
 
 /* Whether no send to the peer has checked its liveness for a while; the caller then does. */
 bool tddp_shm_matching_check_due(tddp_shm *shm, int peer, int64_t now);

@@ -73,8 +73,8 @@ static bool has_space(tddp_shm *shm, tddp_shm_request *self)
 
 static bool has_channel(tddp_shm *shm, tddp_shm_request *self)
 {
-    self->channel_block = tddp_shm_matching_alloc_block(shm, TDDP_SHM_CHANNEL_BLOCKS);
-    return self->channel_block || state_of(self) != TDDP_SHM_RNDV_CTS;
+    self->rndv->channel = tddp_shm_matching_alloc(shm, TDDP_SHM_CHANNEL_BLOCKS);
+    return self->rndv->channel || state_of(self) != TDDP_SHM_RNDV_CTS;
 }
 
 /* Writes chunks until the receiver has everything or cancels. */
@@ -100,13 +100,12 @@ static tddp_status stream_out(tddp_shm *shm, tddp_shm_request *self)
 static tddp_status open_channel(tddp_shm *shm, tddp_shm_request *self)
 {
     tddp_status status = tddp_shm_request_wait(shm, self, has_channel);
-    if (status || !self->channel_block) {
+    if (status || !self->rndv->channel) {
         return status;
     }
-    self->channel = tddp_shm_channel_at(shm, tddp_shm_rank(shm), self->channel_block);
+    self->channel = tddp_shm_channel_at(shm, tddp_shm_rank(shm), self->rndv->channel);
     atomic_store(&self->channel->produced, 0);
     atomic_store(&self->channel->consumed, 0);
-    self->rndv->channel = self->channel_block;
     if (transition(self, TDDP_SHM_RNDV_CTS, TDDP_SHM_RNDV_STREAMING)) {
         tddp_eventcount_notify(tddp_shm_events(shm, self->peer));
     }
@@ -124,7 +123,7 @@ static tddp_status stream(tddp_shm *shm, tddp_shm_request *self)
         return status;
     }
     if (state_of(self) == TDDP_SHM_RNDV_COMPLETE) {
-        tddp_shm_matching_free_block(shm, TDDP_SHM_CHANNEL_BLOCKS, self->channel_block);
+        tddp_shm_block_free(shm, tddp_shm_rank(shm), self->rndv->channel);
         /* For requests that wait for a channel. */
         tddp_eventcount_notify(tddp_shm_events(shm, tddp_shm_rank(shm)));
     }
@@ -155,7 +154,7 @@ tddp_status tddp_shm_rndv_send(tddp_shm *shm, tddp_shm_request *self)
     if (state == TDDP_SHM_RNDV_REJECTED) {
         status = tddp_shm_request_mismatch(shm, self, tddp_shm_rank(shm), self->peer);
     }
-    tddp_shm_matching_free_block(shm, TDDP_SHM_RNDV_BLOCKS, self->header.block);
+    tddp_shm_block_free(shm, tddp_shm_rank(shm), self->header.block);
     return status;
 }
 
@@ -205,10 +204,8 @@ tddp_status tddp_shm_rndv_recv(tddp_shm *shm, tddp_shm_request *self)
         tddp_arith_copy(data, tddp_shm_address(shm, self->peer, offset), bytes,
                         bytes > tddp_shm_cache_bytes(shm));
         complete = transition(self, TDDP_SHM_RNDV_COPYING, TDDP_SHM_RNDV_COMPLETE);
-    } else if (self->cleared || (offset == TDDP_SHM_NOT_SHARED &&
-                                 transition(self, TDDP_SHM_RNDV_RTS, TDDP_SHM_RNDV_CTS))) {
-        if (!self->cleared) {
-            self->cleared = true;
+    } else if (offset == TDDP_SHM_NOT_SHARED) {
+        if (transition(self, TDDP_SHM_RNDV_RTS, TDDP_SHM_RNDV_CTS)) {
             tddp_eventcount_notify(tddp_shm_events(shm, self->peer));
         }
         status = tddp_shm_request_wait(shm, self, is_streaming_or_canceled);

@@ -220,9 +220,4 @@ TDDP_NODISCARD tddp_status tddp_shm_matching_create(tddp_shm *shm, struct tddp_s
 void tddp_shm_matching_destroy(struct tddp_shm_matching *matching);
 struct tddp_shm_matching *tddp_shm_matching_of(const tddp_shm *shm);
 
-/* algorithms.c: the algorithm that TDDP_SHM_ALGORITHM requests for this kind
- * ("all_reduce=staged,broadcast=..."); NULL: none. Equal on all ranks, since tddp_shm_join()
- * compares it. */
-const char *tddp_shm_override(const tddp_shm *shm, tddp_op_kind kind);
-
 #endif
